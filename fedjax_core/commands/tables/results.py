@@ -334,7 +334,7 @@ class TableData:
 
     def check_inputs(self, cell: Cell) -> None:
         """Checks the inputs and targets that a cell or a trial was run on, its public set, a
-        partition by columns of the data, such as natural clients, and `check_partition`.
+        partition by columns of the data, such as natural clients, and `compare_partitions`.
 
         A run that has not begun, or that an earlier version began, has no record of them.
         """
@@ -342,7 +342,6 @@ class TableData:
         recorded = self._read_recorded(cell)
         if DATA not in recorded:
             return
-        self.check_partition(cell)
         config = cell.config
         is_poisoned = config.get("adversary", {}).get("attack") is not None  # the recorded hash is of what attackers train on
         chosen = [config.data.to_dict(), config.models, config.get("public"), is_poisoned]
@@ -358,18 +357,23 @@ class TableData:
         check_inputs(workdir, recorded[DATA], now)
         if "partition" in now:
             check_partition(workdir, recorded.get("partition"), now["partition"])
+        self.compare_partitions(cell, recorded)
 
-    def check_partition(self, cell: Cell) -> None:
+    def compare_partitions(self, cell: Cell, recorded: Mapping[str, Any] | None = None) -> None:
         """Checks that a run's examples are divided as those of others with the same settings of the data.
+
+        Args:
+          recorded: the run's run.json; None: it is read.
 
         Raises:
           ValueError: they are not: a version of the code between the two divides otherwise.
         """
-        now = self._read_recorded(cell).get("partition", {}).get("hash")
+        recorded = self._read_recorded(cell) if recorded is None else recorded
+        now = recorded.get("partition", {}).get("hash")
         if now is None:
             return
-        config = cell.config.to_dict()
-        settings = json.dumps(to_json_values([config["data"], config.get("adversary")]), sort_keys=True)  # attackers' too
+        chosen = [cell.config.to_dict().get(name) for name in ("data", "models", "adversary")]  # a model may drop long texts
+        settings = json.dumps(to_json_values(chosen), sort_keys=True)
         other, known = self._partitions.setdefault(settings, (cell.name, now))
         if now != known:
             raise ValueError(

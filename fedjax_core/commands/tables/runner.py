@@ -340,7 +340,7 @@ class TableRunner:
                 raise ValueError(
                     f"a callback ended the run before round {cell.config.rounds}: its scores are of no round to compare"
                 )
-            self._data.check_partition(cell)
+            self._data.compare_partitions(cell)
             self.results[cell.name] = read_result(self._table, self._folder, cell, data)
         elif not self._searches.read_run(self._searches.studies[cell.pair], cell):
             raise ValueError(f"the run ended before round {cell.config.rounds}")  # a callback asked it to

@@ -117,6 +117,21 @@ def test_runs_of_a_version_that_divides_otherwise_are_not_compared(tmp_path, fak
     assert "other partitions (hashes another and " in failed
 
 
+def test_partitions_are_not_compared_with_that_of_a_run_on_other_data(tmp_path, fake):
+    run(tmp_path, seeds=[0])
+    config = tables.build_cells(definition(), "smoke", [0])[0].config
+    digest = contents.digest_data(experiment.dataset(config)).digest
+    first, *rest = sorted((tmp_path / "runs").iterdir())
+    other = digest[:-1] + ("0" if digest[-1] != "0" else "1")
+    write_json(first / "run.json", {"partition": {"hash": "before"}, "data": {"digest": other}})
+    for folder in rest:
+        write_json(folder / "run.json", {"partition": {"hash": "now"}, "data": {"digest": digest}})
+    outcome, _ = run(tmp_path, seeds=[0])
+    (failed,) = outcome.failures.values()
+    assert failed.startswith(f"{first} holds a run on other data: the digest")
+    assert len(outcome.results) == 3
+
+
 def test_finished_runs_of_other_data_are_not_taken_up(tmp_path, fake, monkeypatch):
     """As after a file was made anew under its name: the table would average both."""
     run(tmp_path, seeds=[0])
