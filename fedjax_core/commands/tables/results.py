@@ -369,10 +369,14 @@ class TableData:
           ValueError: they are not: a version of the code between the two divides otherwise.
         """
         recorded = self._read_recorded(cell) if recorded is None else recorded
-        now = recorded.get("partition", {}).get("hash")
+        partition = recorded.get("partition", {})
+        now = partition.get("hash")
         if now is None:
             return
-        chosen = [cell.config.to_dict().get(name) for name in ("data", "models", "adversary")]  # a model may drop long texts
+        shared = ["data", "models", "adversary"]  # a model may drop long texts
+        if len(partition.get("label_table", ())) == 1:
+            shared.append("method")  # a pooled one, such as Centralized, makes one client of all
+        chosen = [cell.config.to_dict().get(name) for name in shared]
         settings = json.dumps(to_json_values(chosen), sort_keys=True)
         other, known = self._partitions.setdefault(settings, (cell.name, now))
         if now != known:

@@ -117,6 +117,16 @@ def test_runs_of_a_version_that_divides_otherwise_are_not_compared(tmp_path, fak
     assert "other partitions (hashes another and " in failed
 
 
+def test_the_one_client_of_a_pooled_method_is_not_compared_with_clients(tmp_path, fake):
+    run(tmp_path, seeds=[0])
+    pooled, *rest = sorted((tmp_path / "runs").iterdir())
+    write_json(pooled / "run.json", {"partition": {"hash": "pooled", "label_table": [[4, 4]]}, "data": {"digest": ""}})
+    for folder in rest:
+        write_json(folder / "run.json", {"partition": {"hash": "divided", "label_table": [[4, 0], [0, 4]]}, "data": {"digest": ""}})
+    outcome, _ = run(tmp_path, seeds=[0])
+    assert not outcome.failures
+
+
 def test_partitions_are_not_compared_with_that_of_a_run_on_other_data(tmp_path, fake):
     run(tmp_path, seeds=[0])
     config = tables.build_cells(definition(), "smoke", [0])[0].config
