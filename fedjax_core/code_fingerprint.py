@@ -19,11 +19,13 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import types
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_core.own_packages import HOME, PACKAGES
+from fedjax_core.registry import FILE_MODULE
 
 Named = tuple[Callable, str]  # a function or class, and its origin: a file, or "module:..."
 
@@ -95,6 +97,36 @@ def _stamp(file: Path) -> Any:
         return file.stat().st_mtime_ns, file.stat().st_size
     except OSError:
         return None
+
+
+def hash_own_files(named: Iterable[Named]) -> dict[Path, str]:
+    """Returns the SHA-256 of each of the user's own files behind functions and classes.
+
+    Raises:
+      ValueError: a file has changed since its module was imported, so that other code would run.
+        (A file that a config names is imported again when it changes.)
+    """
+    hashes = hash_files(find_own_files(named))
+    for file, spec in _find_imported_specs(hashes).items():
+        seen, digest = _imported.setdefault(file, (spec, hashes[file]))
+        if seen is not spec:  # its module was reloaded
+            _imported[file] = spec, hashes[file]
+        elif digest != hashes[file]:
+            raise ValueError(f"{file} has changed since this process imported it; restart Python (a notebook: its kernel)")
+    return hashes
+
+
+_imported: dict[Path, tuple[Any, str]] = {}  # what `hash_own_files` saw first: the spec of a file's module and the file's hash
+
+
+def _find_imported_specs(files: Collection[Path]) -> dict[Path, Any]:
+    """Returns the specs of the modules in this process that came from files, without files that a config names."""
+    names, specs = {file.name for file in files}, {}
+    for name, module in list(sys.modules.items()):
+        origin = vars(module).get("__file__") if isinstance(module, types.ModuleType) else None
+        if origin and os.path.basename(origin) in names and name != "__main__" and not name.startswith(FILE_MODULE):
+            specs[Path(origin).resolve()] = module.__spec__
+    return {file: spec for file, spec in specs.items() if file in files}
 
 
 def hash_files(paths: Iterable[Path]) -> dict[Path, str]:

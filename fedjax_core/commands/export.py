@@ -95,6 +95,7 @@ def export(
     outputs = data.classes if net is None else view.predict(name, view.holds[name], sample)["logits"].shape[-1]
     description = _describe_model(resolved, network, clean, scaling, outputs)
     description |= {"predictor": name, "client": client, "round": int(state.round), "config": config.to_dict()}
+    description |= experiment.list_code_digests(resolved.lookups)
     description = files.add_usage(description, layout)
     os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
     if net is None:

@@ -95,13 +95,22 @@ def _load_model(path: str | os.PathLike, trust: bool) -> tuple[Callable[[PyTree,
     find_method, find_model = experiment.method_builder, experiment.model_builder
     if not trust:
         find_method, find_model = _installed(find_method), _installed(find_model)
-    if description.get("holds") == export_predictor.HOLDS:
-        apply, tree, description = export_predictor.load_predictor(path, find_method, find_model)
-    else:
-        model, tree, description = export_model.load_model(path, find_model)
-        apply = lambda net, x: model.apply(net, x)[0]
+    with registry.record_lookups() as lookups:
+        if description.get("holds") == export_predictor.HOLDS:
+            apply, tree, description = export_predictor.load_predictor(path, find_method, find_model)
+        else:
+            model, tree, description = export_model.load_model(path, find_model)
+            apply = lambda net, x: model.apply(net, x)[0]
+    _warn_of_changed_code(path, description, lookups)
     check_scaling(description, path)
     return apply, tree, description
+
+
+def _warn_of_changed_code(path: str | os.PathLike, description: Mapping[str, Any], lookups: Sequence[tuple[Callable, str]]) -> None:
+    """Warns of the user's own files that differ from those behind a saved model."""
+    now = experiment.list_code_digests(lookups).get("code", {})
+    if changed := sorted(name for name, digest in now.items() if description.get("code", {}).get(name, digest) != digest):
+        log.warning("%s was exported with another version of %s; today's code is used", path, ", ".join(changed))
 
 
 def _installed(find: Callable[[str], Callable[..., Any]]) -> Callable[[str], Callable[..., Any]]:

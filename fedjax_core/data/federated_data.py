@@ -312,7 +312,8 @@ def pool_clients(data: FederatedData) -> FederatedData:
     does not depend on it.
     """
     whole_test = np.arange(len(data.test.y), dtype=np.int32)
-    return replace_index(data, [_union(data.train_index)], [whole_test], [_union(data.validation_index)], client_names=())
+    names = ("all clients",) if data.client_names else ()
+    return replace_index(data, [_union(data.train_index)], [whole_test], [_union(data.validation_index)], client_names=names)
 
 
 def format_summary(data: FederatedData, max_clients: int = 20, max_classes: int = 12) -> str:

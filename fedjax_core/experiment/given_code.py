@@ -42,7 +42,7 @@ def digest_given(named: Iterable[Named]) -> dict[str, str]:
     digests: dict[str, list[str]] = {}
     for each in given.values():
         name, digest = _name(each), _Digest()
-        parts = [digest.of(each), *code_fingerprint.hash_files(code_fingerprint.find_own_files(digest.files)).values()]
+        parts = [digest.of(each), *code_fingerprint.hash_own_files(digest.files).values()]
         digests.setdefault(name, []).append(_hash(parts)[:16])
         if digest.unknown:
             what = f"{name!r}, given in Python, holds objects of {', '.join(sorted(digest.unknown))}, which cannot be compared"

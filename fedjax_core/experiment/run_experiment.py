@@ -123,7 +123,11 @@ def make_run_settings(
     privacy = make_ledger(resolved, simulation.spec, noise)
     facts = {"convolution": nn.describe_conv()} | run_facts.describe_adversary(resolved, simulation.spec.population)
     facts |= {} if privacy is None else {"privacy": privacy.facts() | run_facts.keep_recorded_accountant(resolved, noise)}
-    facts |= run_facts.list_file_digests(resolved) | run_facts.list_code_digests(resolved) | run_facts.list_given_digests(resolved)
+    facts |= (
+        run_facts.list_file_digests(resolved)
+        | run_facts.list_code_digests(resolved.lookups)
+        | run_facts.list_given_digests(resolved)
+    )
     from_config: dict[str, Any] = {
         **resolved.run._asdict(),
         "seed": resolved.seed,
@@ -191,14 +195,29 @@ def load(
         if (config.plan.devices or jax.device_count()) % (config.plan.get("model") or 1):
             config.plan.model = None
         try:
-            simulation = build(config, data, noise=recorded.get("privacy"), accounted=False)
+            resolved = resolve(config)
+            simulation = build(config, data, noise=recorded.get("privacy"), accounted=False, resolved=resolved)
         except IncompleteConfig as error:
             raise ValueError(f"{folder / CONFIG}: {error}; another version of the code wrote it") from None
         before, now = recorded["partition"]["hash"], simulation.spec.data.partition_hash
         if before != now:
             raise ValueError(f"{folder} was run on other data: its partition hash is {before[:12]}, now it is {now[:12]}")
         check_inputs(folder, recorded.get(DATA, {}), digest_inputs(simulation) if DATA in recorded else {})
+        _compare_files(folder, recorded, resolved)
         return config, simulation, restore_state(simulation, checkpoints, done)
+
+
+def _compare_files(folder: Path, recorded: Mapping[str, Any], resolved: ResolvedConfig) -> None:
+    """Raises ValueError if a run had other weights, and warns if it had other code of the user's."""
+    if changed := _list_changed(recorded, run_facts.list_file_digests(resolved)):
+        raise ValueError(f"{folder} was run with other contents of {', '.join(changed)}; give the files back that it began with")
+    if changed := _list_changed(recorded, run_facts.list_code_digests(resolved.lookups) | run_facts.list_given_digests(resolved)):
+        log.warning("%s was run with another version of %s; today's code is used", folder, ", ".join(changed))
+
+
+def _list_changed(recorded: Mapping[str, Any], now: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Returns the names of files and functions with other digests than those in run.json."""
+    return sorted(name for entry, of in now.items() for name in of if recorded.get(entry, {}).get(name, of[name]) != of[name])
 
 
 def _find_checkpoint(folder: Path, config: Config, done: int | None) -> tuple[Checkpoints, int]:

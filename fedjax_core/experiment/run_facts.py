@@ -4,7 +4,7 @@ Each function returns entries of run.json, {} where there is nothing to record.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedjax_core import code_fingerprint
@@ -26,10 +26,14 @@ def list_file_digests(resolved: ResolvedConfig) -> dict[str, Any]:
     return {name: of for name, of in facts.items() if of}
 
 
-def list_code_digests(resolved: ResolvedConfig) -> dict[str, Any]:
-    """Returns the digests of the user's own files behind a config, by name: a moved folder has the same code."""
+def list_code_digests(lookups: Iterable[code_fingerprint.Named]) -> dict[str, Any]:
+    """Returns the digests of the user's own files behind a config's lookups, by name: a moved folder has the same code.
+
+    Raises:
+      ValueError: a file has changed since this process imported it.
+    """
     digests: dict[str, list[str]] = {}
-    for file, digest in code_fingerprint.hash_files(code_fingerprint.find_own_files(resolved.lookups)).items():
+    for file, digest in code_fingerprint.hash_own_files(lookups).items():
         digests.setdefault(file.name, []).append(digest[:16])
     return {"code": {name: " ".join(sorted(each)) for name, each in digests.items()}} if digests else {}
 

@@ -166,7 +166,9 @@ def _record_data(data: FederatedData, workdir: WorkDir) -> None:
     if data.unseen is not None:
         ids = data.unseen.ids
         unseen = {"train": data.unseen.label_table, "test": data.unseen.test_label_table}
-        tables = [(np.setdiff1d(np.arange(total), ids), tables[0][1]), (ids, unseen)]
+        others = np.setdiff1d(np.arange(total), ids)
+        is_pooled = len(others) != data.clients  # one client stands for the others
+        tables = [(tables[0][0] if is_pooled else others, tables[0][1]), (ids, unseen)]
         entry = {"clients": ids.tolist()} if len(ids) <= label_tables.READABLE else {}
         workdir.record("unseen", entry | _short_names(data.unseen.names) | label_tables.summarize_tables(unseen))
     if workdir.writer and total > label_tables.READABLE:

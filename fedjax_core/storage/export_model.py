@@ -36,7 +36,7 @@ from fedjax_core.training.param_partition import drop_entry
 FORM = {  # the schema of a description
     **{"model": str, "classes": int, "input_shape": [int], "statistics": str, "class_names": [(str, int)]},
     **{"mean": (float, [float]), "std": (float, [float])},
-    **{"offset?": ([float], type(None)), "limit?": (float, type(None))},
+    **{"offset?": ([float], type(None)), "limit?": (float, type(None)), "code?": {str: str}},
 }
 EXACT = 1e-3  # tolerance between two programs of one network, relative to the largest logit; coarser formats get more
 
@@ -70,6 +70,7 @@ def save_model(
         it may have
         "offset": subtracted from inputs in float64, before they become float32;
         "limit": deviations at which normalised inputs are clipped;
+        "code": digests of the user's own files behind it, by name;
         and anything else, such as the method, the round, the config.
       builders: of networks outside of this library.
 

@@ -65,6 +65,7 @@ RECORDED = {  # the schema of run.json
     },
     "plan?": {"chunk": PositiveInt, "devices": PositiveInt, "model?": PositiveInt},
     f"{BEGUN_HERE}?": {"signature": str},
+    **{f"{name}?": {str: str} for name in ("code", "weights", "model_files", "method_files")},
     "placement?": {"data?": str, "hold?": (str, type(None))},
 }
 

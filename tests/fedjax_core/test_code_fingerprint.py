@@ -50,6 +50,23 @@ def test_a_file_and_what_it_imports_wherever_it_does(folder):
     assert names(folder, code_fingerprint.find_own_files([named])) == set(CODE) - {"own_never.py"}
 
 
+def test_a_module_that_changed_after_its_import_is_refused_until_it_is_reloaded(folder):
+    """The process still runs the old code."""
+    named = [registry.import_member("loss", f"{folder}/mine.py:loss")]
+    before = code_fingerprint.hash_own_files(named)
+    helpers = folder.resolve() / "own_helpers.py"
+    helpers.write_text(CODE["own_helpers.py"] + "# edited\n")
+    with pytest.raises(ValueError, match=r"own_helpers\.py has changed since this process imported it; restart Python"):
+        code_fingerprint.hash_own_files(named)
+    helpers.write_text(CODE["own_helpers.py"])
+    assert code_fingerprint.hash_own_files(named) == before
+    helpers.write_text(CODE["own_helpers.py"] + "# edited\n")
+    importlib.reload(sys.modules["own_helpers"])
+    assert code_fingerprint.hash_own_files(named) != before
+    (folder / "mine.py").write_text(CODE["mine.py"] + "# edited\n")
+    assert code_fingerprint.hash_own_files([registry.import_member("loss", f"{folder}/mine.py:loss")]) != before
+
+
 def test_a_module_of_a_package(folder):
     named = registry.import_member("loss", "own_package.deep:thing")
     assert names(folder, code_fingerprint.find_own_files([named])) == {name for name in CODE if name.startswith("own_package/")}

@@ -431,6 +431,19 @@ def test_a_finished_run_is_read_without_its_callbacks(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+def test_a_run_is_read_with_a_warning_if_code_of_the_users_has_changed(tmp_path, caplog):
+    file = tmp_path / "mine.py"
+    code = "from methods.fedavg import fedavg\n\ndef mine(task, *, optimizer, epochs, batch):\n    return fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch)\n"
+    file.write_text(code)
+    made = config({"name": f"{file}:mine", "epochs": 1, "batch": 4}, rounds=1)
+    experiment.execute(made, str(tmp_path / "run"), progress=False, data=toy.data())
+    experiment.load(str(tmp_path / "run"), data=toy.data())
+    assert "another version" not in caplog.text
+    file.write_text(code + "# edited\n")
+    experiment.load(str(tmp_path / "run"), data=toy.data())
+    assert f"{tmp_path / 'run'} was run with another version of mine.py; today's code is used" in caplog.text
+
+
 @pytest.mark.parametrize("name", experiment.LOSSES)
 def test_a_config_may_name_every_loss_that_there_is(name):
     kinds_of = lookup.LOSS_TARGETS[name]

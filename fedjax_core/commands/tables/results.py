@@ -21,7 +21,7 @@ from fedjax_core.commands.tables.progress import Beat
 from fedjax_core.commands.tables.table_cells import Cell, configs_of
 from fedjax_core.commands.tables.trials import SearchProgress
 from fedjax_core.data import digest
-from fedjax_core.data.federated_data import FederatedData
+from fedjax_core.data.federated_data import FederatedData, pool_clients
 from fedjax_core.reporting import metrics_log, reporter, score_labels
 from fedjax_core.reporting.rounds_to_target import interpolate_crossing
 from fedjax_core.reporting.summary import CLOCK
@@ -356,7 +356,8 @@ class TableData:
         now = self._digests[name]
         check_inputs(workdir, recorded[DATA], now)
         if "partition" in now:
-            check_partition(workdir, recorded.get("partition"), now["partition"])
+            is_pooled = recorded.get("partition", {}).get("hash") == now["pooled"]
+            check_partition(workdir, recorded.get("partition"), now["pooled" if is_pooled else "partition"])
         self.compare_partitions(cell, recorded)
 
     def compare_partitions(self, cell: Cell, recorded: Mapping[str, Any] | None = None) -> None:
@@ -397,7 +398,8 @@ class TableData:
                 digests = {"digest": digest.digest_data(data).digest}
                 if public := experiment.read_public(cell.config, data):
                     digests["public"] = digest.digest_examples("public", public).digest
-                return digests | ({"partition": data.partition_hash} if by_columns else {})
+                of_clients = {"partition": data.partition_hash, "pooled": pool_clients(data).partition_hash}
+                return digests | (of_clients if by_columns else {})
             except (ValueError, OSError) as error:
                 what = "its finished runs are taken up without comparing their data"
                 self._say(f"{cell.column}: {what}, which cannot be read: {reporter.one_line(error)}")

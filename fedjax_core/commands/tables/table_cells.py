@@ -95,7 +95,7 @@ def build_cell(
     except Exception as error:  # get_config is the user's code too
         raise ValueError(f"{where}: {reporter.one_line(error)}") from error
     files = experiment.existing_input_files(resolved)
-    own = code_fingerprint.hash_files([*code_fingerprint.find_own_files(resolved.lookups), *files])
+    own = code_fingerprint.hash_own_files(resolved.lookups) | code_fingerprint.hash_files(files)
     labels = f"{definition.slugify(row.label)}--{definition.slugify(column.label)}"
     name = f"{labels}--seed{seed}--{_hash_run(resolved.config, list(own.values()))}"
     return Cell(row.label, column.label, seed, config, name, trial, own)

@@ -90,6 +90,8 @@ class SearchProgress:
 def read_score(workdir: Path, run: Cell, measure: tuple[str, ...]) -> float | None:
     """Reads the score of a trial after the rounds of its config: of the selected round if one is selected, else of the last.
 
+    A trial that was interrupted in its last evaluation has not come so far.
+
     Returns:
       The score; NaN if the run diverged before; None if it has not come so far.
     """
@@ -98,7 +100,10 @@ def read_score(workdir: Path, run: Cell, measure: tuple[str, ...]) -> float | No
     records = metrics_log.read_records(file) if file.exists() else []
     ended = read_json(summary, _ENDED) if summary.exists() else {"rounds": 0, "facts": {}}
     is_longer = bool(records) and records[-1]["round"] > rounds  # of a longer run, or a later rung
-    if not (is_longer or ended["rounds"] >= rounds or "ended" in ended["facts"]):
+    is_evaluated = reporter.ENDED in ended["facts"] or any(
+        name.startswith("validation/") for record in records if record["round"] == rounds for name in record
+    )
+    if not (is_longer or (ended["rounds"] >= rounds and is_evaluated) or "ended" in ended["facts"]):
         return float("nan") if (workdir / DIVERGED).exists() else None
     if len(records) < ended["rounds"]:
         records = metrics_log.read_complete_records(workdir, ended["rounds"])  # another process may be writing there

@@ -18,10 +18,11 @@ from fedjax_core.reporting.plots import style
 from fedjax_core.reporting.score_labels import axis_label, describe_score, is_accuracy
 from fedjax_core.reporting.summary import CLOCK
 from fedjax_core.storage.json_files import flatten, read_json
-from fedjax_core.storage.workdir import CONFIG, INCIDENTAL, METRICS, is_within
+from fedjax_core.storage.workdir import CONFIG, INCIDENTAL, METRICS, RECORDED, RUN, is_within
 
 BAND = "mean and standard deviation over seeds"
 _IGNORED = ("seed", "data.seed", *INCIDENTAL)  # config fields that may differ between seeds of one experiment
+_FILES = ("code", "given_code", "weights", "model_files", "method_files")  # digests in run.json that seeds of one experiment share
 _CONFIG = {"data?": dict}  # schema of a config
 _TABLE_RUN = re.compile(r"(.+)--(.+)--seed\d+--[0-9a-f]{8}")  # directory of a table's run: row, column, seed, hash
 
@@ -132,14 +133,14 @@ def group_by_seed(folders: Sequence[Path]) -> list[list[Path]]:
     """Groups runs whose configs differ only in seeds, ordered by their first runs.
 
     Raises:
-      ValueError: two runs have the same config and the same seeds, such as a copy of a run.
+      ValueError: two runs have the same config, files and seeds, such as a copy of a run.
     """
     groups: dict[Any, dict[Any, Path]] = {}
     for folder in folders:
         key, seeds = _read_key_and_seeds(folder)
         group = groups.setdefault(key, {})
         if seeds in group:
-            both = f"{group[seeds]} and {folder} have the same config and the same seed"
+            both = f"{group[seeds]} and {folder} have the same config, files and seed"
             raise ValueError(f"{both}; a mean over seeds needs different ones: leave one of the two out")
         group[seeds] = folder
     return [list(group.values()) for group in groups.values()]
@@ -152,7 +153,9 @@ def _read_key_and_seeds(folder: Path) -> tuple[Any, Any]:
         return folder, None
     config = flatten(read_json(file, _CONFIG))
     kept = {name: value for name, value in config.items() if value is not None and not is_within(name, _IGNORED)}
-    return repr(sorted(kept.items())), (config.get("seed"), config.get("data.seed"))
+    records = read_json(folder / RUN, RECORDED) if (folder / RUN).exists() else {}
+    files = {name: value for name, value in records.items() if name.startswith(_FILES)}
+    return repr((sorted(kept.items()), sorted(flatten(files).items()))), (config.get("seed"), config.get("data.seed"))
 
 
 def make_line_labels(folders: Sequence[Path], groups: Sequence[Sequence[Path]], given: Sequence[str] | None) -> list[str]:
@@ -186,7 +189,7 @@ def _default_labels(folders: Sequence[Path], groups: Sequence[Sequence[Path]]) -
     labels = []
     for group, label in zip(groups, first, strict=True):
         shared = os.path.commonprefix([by_folder[folder] for folder in group])  # noqa: RUF071 (letters)
-        shared = shared.removesuffix("seed").rstrip("-_./ ")
+        shared = re.sub(r"seed\d*$", "", shared).rstrip("-_./ ")  # of seed10 and seed11 also the 1
         labels.append(label if len(group) == 1 else shared or label)
     return labels if len(set(labels)) == len(labels) else first
 

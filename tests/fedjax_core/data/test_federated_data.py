@@ -283,6 +283,13 @@ def test_pooled_does_not_depend_on_the_partition():
     np.testing.assert_array_equal(pooled[0].test_index[0], np.arange(80))
 
 
+def test_the_pooled_client_has_a_name_where_clients_have_names():
+    """Names of unseen clients follow it."""
+    data = federated_data.from_index(DATA, {"ann": [3, 1], "bob": [2]})
+    assert federated_data.pool_clients(data).names_of_all == ("all clients",)
+    assert federated_data.pool_clients(divide()).names_of_all == ()
+
+
 def test_pooled_holds_each_row_once():
     data = federated_data.from_index(DATA, [[5, 1], [1, 7], [7, 5]])
     assert federated_data.pool_clients(data).train_index[0].tolist() == [1, 5, 7]

@@ -154,13 +154,24 @@ def test_seeds_may_be_placed_watched_and_summarised_differently(tmp_path):
 def test_a_copy_of_a_run_is_no_further_seed(tmp_path):
     folders = seeds(tmp_path, "fedavg", 0.2, 0.4)
     copy = shutil.copytree(folders[0], tmp_path / "copy")
-    said = rf"{re.escape(str(folders[0]))} and {re.escape(str(copy))} have the same config and the same seed"
+    said = rf"{re.escape(str(folders[0]))} and {re.escape(str(copy))} have the same config, files and seed"
     with pytest.raises(ValueError, match=said):
         plot_curves([*folders, copy], "test/global/accuracy", tmp_path / "x.png")
     config = json.loads((copy / "config.json").read_text())
     write_json(copy / "config.json", config | {"data": config["data"] | {"seed": 7}})
     figure = plot_curves([*folders, copy], "test/global/accuracy", tmp_path / "x.png")
     assert len(figure.axes[0].get_lines()) == 1, "another partition is another seed"
+
+
+def test_runs_of_edited_code_or_other_weights_are_no_seeds_of_one_experiment(tmp_path):
+    folders = seeds(tmp_path, "fedavg", 0.2, 0.4)
+    for folder, digest in zip(folders, ("a", "b"), strict=True):
+        write_json(folder / "run.json", {"code": {"mine.py": digest}})
+    assert len(group_by_seed(folders)) == 2
+    write_json(folders[1] / "run.json", {"code": {"mine.py": "a"}, "weights": {"w.npz": "c"}})
+    assert len(group_by_seed(folders)) == 2
+    write_json(folders[1] / "run.json", {"code": {"mine.py": "a"}, "convolution": {"form": "auto"}})
+    assert len(group_by_seed(folders)) == 1
 
 
 def test_the_spread_of_a_single_evaluation_is_a_bar():
@@ -182,6 +193,10 @@ def test_names_of_lines(tmp_path):
     ):
         with pytest.raises(ValueError, match=said):
             plot_curves(folders, "test/global/accuracy", tmp_path / "y.png", labels)
+    of_tens = [folder.rename(tmp_path / f"fedavg-seed1{i}") for i, folder in enumerate(folders[:2])]
+    figure = plot_curves([*of_tens, folders[2]], "test/global/accuracy", tmp_path / "x.png")
+    assert [line.get_label() for line in figure.axes[0].get_lines()] == ["fedavg", "moon-seed0"]
+    folders[:2] = of_tens
     of_table = [
         folder.rename(tmp_path / f"{row}--iid--seed{i}--0123abcd")
         for i, (row, folder) in enumerate(zip("aab", folders, strict=True))

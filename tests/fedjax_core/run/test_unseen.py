@@ -1,9 +1,11 @@
 """A run with unseen clients: what is said, written down and loaded again; and what a table makes of it."""
 
+import csv
+
 import numpy as np
 import pytest
 
-from configs import fedper, local
+from configs import centralized, fedper, local
 from configs.tables.base import Column, Measure, Row, Table
 from fedjax_core import experiment
 from fedjax_core.commands import tables
@@ -45,6 +47,19 @@ def test_a_table_has_the_gap_of_the_methods_that_have_one(tmp_path):
     assert recorded["unseen"]["clients"] == sim.spec.data.unseen.ids.tolist()
     assert np.shape(recorded["unseen"]["label_table"]) == (2, 10)
     assert np.shape(recorded["partition"]["label_table"]) == (4, 10)
+
+
+@pytest.mark.parametrize("clients", [6, 60])
+def test_a_pooled_method_records_one_client_and_the_unseen_ones(tmp_path, clients):
+    """Of 60 clients a file has the table."""
+    made = config(centralized, clients=clients, unseen_clients=clients - 2)
+    experiment.execute(made, str(tmp_path / "run"), progress=False, console=lambda text: None)
+    recorded = read_json(tmp_path / "run" / "run.json")
+    assert np.shape(recorded["partition"]["label_table"]) == (1, 10)
+    if clients == 60:
+        rows = list(csv.DictReader((tmp_path / "run" / "label_table.csv").open()))
+        assert [int(row["client"]) for row in rows] == [i for i in range(59) for _ in range(2)]
+        assert rows[0]["of_partition"] == "0"
 
 
 def test_a_measure_of_unseen_clients_needs_some():

@@ -13,6 +13,7 @@ from fedjax_core import experiment
 from fedjax_core.commands import tables
 from fedjax_core.commands.tables import runner
 from fedjax_core.data import digest as contents
+from fedjax_core.data import federated_data
 from fedjax_core.reporting import reporter as report
 from fedjax_core.run import CallbackFailed
 from fedjax_core.storage.json_files import write_json
@@ -125,6 +126,21 @@ def test_the_one_client_of_a_pooled_method_is_not_compared_with_clients(tmp_path
         write_json(folder / "run.json", {"partition": {"hash": "divided", "label_table": [[4, 0], [0, 4]]}, "data": {"digest": ""}})
     outcome, _ = run(tmp_path, seeds=[0])
     assert not outcome.failures
+
+
+def test_pooled_clients_of_columns_are_the_same_clients(tmp_path, fake):
+    """Their run.json has the hash of the one client."""
+    x, owners = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32), np.arange(40) % 4
+    arrays = {"train_features": x, "train_labels": np.arange(40) % 2, "test_features": x[:20], "test_labels": np.arange(20) % 2}
+    np.savez(tmp_path / "x.npz", **arrays, train_clients=owners, test_clients=owners[:20])
+    changes = {"data.source": f"npz:{tmp_path / 'x.npz'}", "data.partition": "natural", "data.clients": None}
+    table = definition(columns=(Column("natural", changes),))
+    run(tmp_path / "table", table, seeds=[0])
+    data = experiment.dataset(tables.build_cells(table, "smoke", [0])[0].config)
+    for folder, divided in zip((tmp_path / "table" / "runs").iterdir(), (data, federated_data.pool_clients(data)), strict=True):
+        partition = {"hash": divided.partition_hash, "label_table": divided.label_table.tolist()}
+        write_json(folder / "run.json", {"data": {"digest": contents.digest_data(data).digest}, "partition": partition})
+    assert not run(tmp_path / "table", table, seeds=[0])[0].failures
 
 
 def test_partitions_are_not_compared_with_that_of_a_run_on_other_data(tmp_path, fake):

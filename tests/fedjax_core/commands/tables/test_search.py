@@ -13,6 +13,7 @@ from fedjax_core.atomic_files import write_csv, write_text
 from fedjax_core.commands import tables
 from fedjax_core.commands.tables import search, trials
 from fedjax_core.reporting import plots
+from fedjax_core.reporting.reporter import ENDED
 from fedjax_core.run import CallbackFailed
 from fedjax_core.storage.json_files import JsonLinesFile, format_json_lines, read_jsonl, write_json
 from tests.fedjax_core.commands.tables.searches import BY, definition, get_config, line, quality, rates, run
@@ -255,6 +256,11 @@ def test_a_run_that_was_killed_between_rungs_keeps_its_records(tmp_path):
 
     assert [score(rounds) for rounds in (1, 2, 3, 4)] == [0.1, 0.2, None, None]
     assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 3
+    write_json(tmp_path / "summary.json", {"rounds": 3, "facts": {}})
+    assert score(3) == 0.3, "a rung's score, though a later round diverged"
+    write_text(tmp_path / "metrics.jsonl", format_json_lines([*records[:2], {"round": 3}]))
+    assert score(3) is None, "its last evaluation was interrupted"
+    write_text(tmp_path / "metrics.jsonl", format_json_lines(records))
     write_text(tmp_path / trials.DIVERGED, "round 4: the loss is not finite\n")
     assert score(2) == 0.2
     assert math.isnan(score(4))
@@ -320,7 +326,7 @@ def test_a_score_is_read_without_a_change_to_the_directory(tmp_path):
     """Another process goes on with the trial: it has cut the records after its checkpoint, and appends to the file."""
     records = [{"round": i, BY: i / 10} for i in (1, 2, 3)]
     write_csv(tmp_path / "metrics.csv", records, ["round"])
-    write_json(tmp_path / "summary.json", {"rounds": 3, "facts": {}})
+    write_json(tmp_path / "summary.json", {"rounds": 3, "facts": {ENDED: 1}})
     write_text(tmp_path / "metrics.jsonl", format_json_lines(records[:1]))
     lines = JsonLinesFile(tmp_path / "metrics.jsonl")
     config = get_config("smoke")
