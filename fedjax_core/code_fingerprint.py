@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_core.own_packages import HOME, PACKAGES
-from fedjax_core.registry import FILE_MODULE
 
 Named = tuple[Callable, str]  # a function or class, and its origin: a file, or "module:..."
 
@@ -124,7 +123,7 @@ def _find_imported_specs(files: Collection[Path]) -> dict[Path, Any]:
     names, specs = {file.name for file in files}, {}
     for name, module in list(sys.modules.items()):
         origin = vars(module).get("__file__") if isinstance(module, types.ModuleType) else None
-        if origin and os.path.basename(origin) in names and name != "__main__" and not name.startswith(FILE_MODULE):
+        if origin and os.path.basename(origin) in names and name != "__main__" and not name.startswith("fedjax_core_file_"):
             specs[Path(origin).resolve()] = module.__spec__
     return {file: spec for file, spec in specs.items() if file in files}
 

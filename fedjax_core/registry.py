@@ -66,7 +66,6 @@ ENTRY_POINT_GROUPS = {  # by kind
 PYTHON_ARGUMENTS = {"method": "method", "model": "model", "loss": "loss", "score": "scores"}  # of `experiment.build`, by kind
 IMPORT_PATH = re.compile(r"(?P<module>.+\.py|[^\W\d]\w*(\.\w+)*):(?P<name>[^\W\d]\w*)")
 _CALL = re.compile(r"\s*[\w.:]+\s*\(\s*[^\W\d]\w*\s*=")  # how name(option=... begins
-FILE_MODULE = "fedjax_core_file_"  # begins the name of a module that is a file which a config names
 _RECORDS: list[list[tuple[Callable, str]]] = []
 _SIGNATURES: weakref.WeakKeyDictionary[Callable, tuple[dict[str, inspect.Parameter], bool]] = weakref.WeakKeyDictionary()
 _REGISTERED: dict[tuple[str, str], Callable] = {}
@@ -385,7 +384,7 @@ def _import_file(what: str, name: str, file: str) -> types.ModuleType:
     if not path.is_file():
         raise ValueError(f"{what} {name!r}: there is no file {str(path)!r}")
     digest = hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()[:16]
-    module_name = f"{FILE_MODULE}{digest}"
+    module_name = f"fedjax_core_file_{digest}"
     if module_name in sys.modules:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, path)

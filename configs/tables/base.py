@@ -24,8 +24,8 @@ class Row:
       config: variant -> config: the `get_config` of a file in `configs/`.
       changes: changes of that config.
       space: search space by field: {"optimizer.lr": LogUniform(0.01, 1.0), "method.mu": (0.01, 0.1,
-        1.0)}. Fields of data, clients, rounds, evaluation, privacy, attacks, rules and compression
-        are refused.
+        1.0)}. Fields of data, cohort, devices, rounds, evaluation, privacy, attacks, rules and
+        compression are refused.
     """
 
     label: str

@@ -60,6 +60,8 @@ def main(arguments: Sequence[str]) -> int:
         table = tables.apply_settings(tables.read_definition(definition, given.variant), given.set)
         every = tables.build_cells(table, given.variant, seeds)
         only = tables.split_cell_selectors(every, ",".join(given.only))
+        if given.only and not only:
+            raise ValueError(f"--only={','.join(given.only)} names no row; leave it out for all of them")
         tables.select_cells(every, only)
         tables.plan_searches(table, given.variant)
     except (ValueError, TypeError) as error:

@@ -433,9 +433,9 @@ def test_a_finished_run_is_read_without_its_callbacks(tmp_path):
 
 def test_a_run_is_read_with_a_warning_if_code_of_the_users_has_changed(tmp_path, caplog):
     file = tmp_path / "mine.py"
-    code = "from methods.fedavg import fedavg\n\ndef mine(task, *, optimizer, epochs, batch):\n    return fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch)\n"
+    code = "from methods.fedavg import fedavg\n\ndef mine(task, optimizer):\n    return fedavg(task, optimizer=optimizer)\n"
     file.write_text(code)
-    made = config({"name": f"{file}:mine", "epochs": 1, "batch": 4}, rounds=1)
+    made = config({"name": f"{file}:mine"}, rounds=1)
     experiment.execute(made, str(tmp_path / "run"), progress=False, data=toy.data())
     experiment.load(str(tmp_path / "run"), data=toy.data())
     assert "another version" not in caplog.text

@@ -75,6 +75,12 @@ def compute_sizes(texts: Sequence[str], simulation: Simulator) -> list[float]:
     return [_read_size(rows, name, **options) for name, options in specs]
 
 
+def read_numbers(run: Path) -> dict[str, Any]:
+    """Returns what `make_metric` has kept in a run's directory, by analysis."""
+    file = run / NUMBERS
+    return read_json(file, _NUMBERS_FORM) if file.exists() else {}
+
+
 def make_metric(text: str) -> Callable[..., float]:
     """Returns a function that computes an analysis of a run: the mean over clients after its last or selected round.
 
@@ -92,15 +98,14 @@ def make_metric(text: str) -> Callable[..., float]:
     registry.check_call(f"analysis {name!r}", function, RUN_ARGUMENTS, options)
 
     def compute(run: Path, data: FederatedData | None = None, trust: bool = False) -> float:
-        file = run / NUMBERS
-        stored = read_json(file, _NUMBERS_FORM) if file.exists() else {}
-        latest = Checkpoints(run / CHECKPOINTS).latest()
-        if text not in stored or stored[text]["round"] != latest:
+        stored = read_numbers(run)
+        latest = Checkpoints(run / CHECKPOINTS).latest()  # None: the checkpoints were deleted
+        if text not in stored or latest not in (None, stored[text]["round"]):
             loaded = experiment.load(run, data=data, trust=trust)
             arguments: dict[str, Any] = dict(zip(RUN_ARGUMENTS, (run, *loaded), strict=True))
             stored[text] = {"round": latest, "value": registry.call_checked(f"analysis {name!r}", function, arguments, options)}
             arguments["simulation"].release()
-            write_json(file, stored)
+            write_json(run / NUMBERS, stored)
         return stored[text]["value"]
 
     return compute

@@ -1,7 +1,8 @@
 """Validates measures, describes their numbers, and checks that runs can have their scores."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedjax_core import registry
@@ -82,6 +83,12 @@ def counts_seconds(measure: Any) -> bool:
 def is_analysis(measure: Any) -> bool:
     """Returns whether a measure is an analysis of the last state, not a score of the run."""
     return measure.scores[0].startswith(ANALYSIS)
+
+
+def list_unknown_analyses(workdir: Path, scores: Iterable[str]) -> list[str]:
+    """Returns the analyses that were not yet computed of a run."""
+    known = analyses.read_numbers(workdir)
+    return [score for score in scores if score.removeprefix(ANALYSIS) not in known]
 
 
 def is_count(measure: Any) -> bool:

@@ -358,10 +358,17 @@ class TableRunner:
 
     def _read_finished(self, cells: Sequence[Cell]) -> None:
         """Reads the results of finished cells; a cell that cannot be read fails."""
-        is_slow = any(measures.is_analysis(measure) and not measures.is_count(measure) for measure in self._table.measures)
+        analyses = [m.scores[0] for m in self._table.measures if measures.is_analysis(m) and not measures.is_count(m)]
+        is_slow = bool(analyses)
 
         def is_readable(cell: Cell) -> bool:
-            return is_finished(self._folder, cell) and (not is_slow or has_checkpoints(self._folder / "runs" / cell.name))
+            if not is_finished(self._folder, cell):
+                return False
+            workdir = self._folder / "runs" / cell.name
+            if has_checkpoints(workdir) or not (missing := measures.list_unknown_analyses(workdir, analyses)):
+                return True
+            self._say(f"{cell}: finished, but {', '.join(missing)} needs a checkpoint, so it is trained again")
+            return False
 
         finished = [] if self._counts else [cell for cell in cells if self._read(cell, is_readable)]
         reported = time.monotonic()
@@ -448,9 +455,12 @@ class TableRunner:
     def _record_failure(self, cell: Cell, error: Exception) -> str:
         """Records why a run failed, with its traceback in a file; returns it."""
         why, log = reporter.one_line(error), self._log(cell)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        write_text(log, "".join(traceback.format_exception(error)))
         self._say(f"failed: {cell}: {why}")
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            write_text(log, "".join(traceback.format_exception(error)))
+        except OSError as unwritten:  # such as a full disk, which may be why the run failed
+            self._say(f"its traceback is not kept: {reporter.one_line(unwritten)}")
         if cell.trial is not None:
             return f"trial {cell.trial}: {why}"
         self.failures[cell.name] = why

@@ -23,7 +23,7 @@ from fedjax_core.storage.json_files import to_json_values
 Space = Mapping[str, Any]
 # Fields that all rows share, or that change no result
 TABLE_FIELDS = ("seed", "rounds", "data", "task", "cohort", "dropout", "evaluation", "plan", "checkpoint", "callbacks", "profile")
-TABLE_FIELDS += ("privacy", "adversary", "aggregation", "compression")
+TABLE_FIELDS += ("privacy", "adversary", "aggregation", "compression", "devices")
 EDGE = 0.1  # the outer part of an interval, on its own scale
 DIGITS = 4  # of drawn numbers, so that what the table shows is what was tried
 ATTEMPTS = 1000  # draws of one setting of a space with intervals

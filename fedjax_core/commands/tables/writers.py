@@ -279,7 +279,8 @@ def _latex_environment(table: Any, what: str, name: str, form: str, lines: Seque
         return "\n".join([f"% {what}", *tabular, *below])
     of_measure = several or name != table.measures[0].label
     caption = escape_latex(table.title) if options.caption is None else options.caption
-    caption += f": {escape_latex(name)}" if of_measure else ""
+    if of_measure:
+        caption = f"{caption.removesuffix('.')}: {escape_latex(name)}"
     label = options.label or f"tab:{slugify(table.title)}"
     label += f"-{slugify(name)}" if of_measure else ""
     opening = [

@@ -186,6 +186,8 @@ def test_an_empty_workdir_is_not_the_current_folder(tmp_path, monkeypatch, capsy
     assert "give --workdir=DIR" in line
     assert main.run_command("fedjax_core.commands.table", ["fair", "--workdir="]) == 2
     assert "--workdir='' names no directory; . is this folder" in capsys.readouterr().err
+    assert main.run_command("fedjax_core.commands.table", ["fair", "--workdir=run", "--only="]) == 2
+    assert "--only= names no row; leave it out for all of them" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -359,7 +359,7 @@ def test_natural_clients_are_called_as_the_data_call_them():
     assert federated_data.federate(mine, "iid", 3).client_names == ()
     numbered = sources.from_arrays(x, y, x, y, train_clients=whose * 5 + 7)
     assert federated_data.federate(numbered, "natural").client_names == ("7", "12", "17")
-    assert federated_data.pool_clients(data).client_names == ()
+    assert federated_data.pool_clients(data).client_names == ("all clients",)
     with pytest.raises(ValueError, match="client_names has 3 names without train_clients: give both"):
         sources.from_arrays(x, y, x, y, client_names=names)
 

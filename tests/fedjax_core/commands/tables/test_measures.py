@@ -54,6 +54,7 @@ CALIBRATED, FIXED = PRIVATE | {"privacy.epsilon": 8.0}, PRIVATE | {"privacy.nois
         ({}, {"rows": (Row("A", get_config, space={"optimizer.lrr": (0.1, 0.2, 0.3, 0.4)}),)}, "trial 1: .*no field optimizer.lrr"),
         ({}, {"rows": (Row("A", get_config, space={"method.batch": Uniform(1, 9)}),)}, "A / IID / trial 1: .*method.batch"),
         ({}, {"rows": (Row("A", get_config, space={"data.clients": (2, 3, 4, 5)}),)}, "data.clients is not the row's to choose"),
+        ({}, {"rows": (Row("A", get_config, space={"devices.wait_for": (0.5, 1.0)}),)}, "devices.wait_for is not the row's"),
         ({}, {"rows": (Row("A", get_config, space={"optimizer.lr": 0.1}),)}, "optimizer.lr=0.1 must be a tuple of values"),
         ({}, {"rows": (Row("A", get_config, space={"optimizer.lr": (1, 1.0)}),)}, "has a value twice"),
         (

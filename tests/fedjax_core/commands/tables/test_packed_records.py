@@ -3,7 +3,23 @@
 import tarfile
 
 from docs import pack_records
+from fedjax_core.commands.analyses import scalar_metrics
+from fedjax_core.commands.tables import measures
+from fedjax_core.storage.json_files import write_json
 from tests.fedjax_core.commands.tables.searches import run
+
+
+def test_numbers_of_analyses_are_kept_and_need_no_checkpoint(tmp_path):
+    run_dir = tmp_path / "first" / "runs" / "a"
+    (run_dir / "checkpoints" / "00000004").mkdir(parents=True)
+    write_json(run_dir / "summary.json", {})
+    write_json(run_dir / "analysis.json", {"probe": {"round": 4, "value": 0.5}})
+    pack_records.pack(tmp_path / "first", tmp_path / "a.tar.xz")
+    with tarfile.open(tmp_path / "a.tar.xz") as opened:
+        opened.extractall(tmp_path / "second", filter="data")
+    unpacked = tmp_path / "second" / "runs" / "a"
+    assert scalar_metrics.make_metric("probe")(unpacked) == 0.5
+    assert measures.list_unknown_analyses(unpacked, ["analysis:probe", "analysis:match"]) == ["analysis:match"]
 
 
 def test_a_table_is_made_again_from_packed_records(tmp_path, fake_search):

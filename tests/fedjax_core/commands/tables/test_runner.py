@@ -128,6 +128,22 @@ def test_the_one_client_of_a_pooled_method_is_not_compared_with_clients(tmp_path
     assert not outcome.failures
 
 
+def test_a_traceback_that_cannot_be_written_ends_nothing(tmp_path, fake, monkeypatch):
+    def act(name):
+        if name == "uniform-co--iid--seed0":
+            raise FileNotFoundError(2, "no data set here", "x.npz")
+
+    def refuse(path, text):
+        raise OSError(28, "No space left on device", str(path))
+
+    fake.act = act
+    monkeypatch.setattr(runner, "write_text", refuse)
+    outcome, said = run(tmp_path, seeds=[0])
+    assert len(outcome.results) == 3
+    assert list(outcome.failures.values()) == ["no data set here: x.npz"]
+    assert any(line.startswith("its traceback is not kept: No space left on device") for line in said)
+
+
 def test_pooled_clients_of_columns_are_the_same_clients(tmp_path, fake):
     """Their run.json has the hash of the one client."""
     x, owners = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32), np.arange(40) % 4

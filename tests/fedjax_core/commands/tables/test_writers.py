@@ -158,7 +158,7 @@ def test_latex_in_environments(tmp_path, fake):
     assert r"\caption{Small: rounds, time, traffic}" in tex
     assert tex.count(r"\begin{table}") == tex.count(r"\end{table}") == tex.count(r"\end{tabular}")
     measures = (GLOBAL, Measure("best & first", GLOBAL.scores, "best"))
-    latex_of = Latex("table*", r"Accuracy in $\%$", "tab:x", "h!")
+    latex_of = Latex("table*", r"Accuracy in $\%$.", "tab:x", "h!")
     run(tmp_path / "b", definition(latex=latex_of, measures=measures), seeds=[0])
     tex = (tmp_path / "b" / "table.tex").read_text()
     assert "\\begin{table*}[h!]\n\\centering\n\\caption{Accuracy in $\\%$: global}\n\\label{tab:x-global}\n" in tex
