@@ -85,7 +85,7 @@ def run(directory: Path, made, **replaced):
     return experiment.execute(made, str(directory), progress=False, console=lambda text: None, **replaced)
 
 
-def test_all_at_once_runs_resumes_loads_exports_and_predicts(tmp_path):
+def test_all_at_once_runs_resumes_loads_exports_and_predicts(tmp_path, monkeypatch, caplog):
     replaced = {
         "method": functools.partial(scaffold, server_lr=0.5),
         "model": functools.partial(Small, width=5),
@@ -123,6 +123,10 @@ def test_all_at_once_runs_resumes_loads_exports_and_predicts(tmp_path):
         predict.predict(file, tmp_path / "x.npy")
     rows = predict.predict(file, tmp_path / "x.npy", trust=True)
     assert [row["class"] for row in rows] == [description["class_names"][c] for c in np.argmax(logits, 1)]
+    assert "another version" not in caplog.text
+    monkeypatch.setattr(experiment, "list_code_digests", lambda lookups: {"code": {Path(__file__).name: "edited"}})
+    predict.predict(file, tmp_path / "x.npy", trust=True)
+    assert f"m.safetensors was exported with another version of {Path(__file__).name}; today's code is used" in caplog.text
 
 
 def test_a_loss_is_what_is_trained(tmp_path):
