@@ -55,7 +55,7 @@ from fedjax_core.nn.projection_head import apply_linear, init_linear
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_arguments
 from fedjax_core.task import Task, require_common_feature_size
 from fedjax_core.training import aggregators, local_training, losses
-from fedjax_core.training.param_partition import drop_entry
+from fedjax_core.training.param_partition import drop_entry, put_entry
 
 _STREAM = 0x67656E  # key of the generator's initialization and of its noise at clients
 MOMENTUM, EPSILON = 0.1, 1e-5  # of its batch normalization
@@ -150,13 +150,8 @@ def sample_features(
 
 
 def split_head(net: Net) -> tuple[Net, PyTree]:
-    """Splits a network into (body, head); `join_head` is the inverse."""
+    """Splits a network into (body, head); `put_entry` is the inverse."""
     return drop_entry(net, "head"), net.params["head"]
-
-
-def join_head(body: Net, head: PyTree) -> Net:
-    """Joins what `split_head` has split."""
-    return body._replace(params=body.params | {"head": head})
 
 
 def diversity_loss(noise: Array, z: Array) -> Array:
@@ -253,7 +248,7 @@ def fedgen(
             return value, local_training.Aux(stats, local_training.loss_metrics(ce, outputs["logits"], minibatch))
 
         trained = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)(
-            join_head(body, sent.head), data, key
+            put_entry(body, "head", sent.head), data, key
         )
         new_body, new_head = split_head(trained.net)
         counts = local_training.class_counts(data, classes=classes, batch=batch)
@@ -299,7 +294,7 @@ def fedgen(
         return Server(body, head, trained_generator, moments, labels), {"generator_loss": (loss_sum, steps.astype(loss_sum.dtype))}
 
     def personal(sent, own_body, x):
-        return model.apply(join_head(own_body if mixed else sent.body, sent.head), x)[0]
+        return model.apply(put_entry(own_body if mixed else sent.body, "head", sent.head), x)[0]
 
     return Algorithm(
         server_init,

@@ -33,6 +33,7 @@ from fedjax_core.nn.projection_head import with_projection
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_arguments
 from fedjax_core.task import Task, require_common_feature_size
 from fedjax_core.training import aggregators, local_training, losses
+from fedjax_core.training.param_partition import put_entry
 from methods.fedproto import mean_features
 
 
@@ -75,11 +76,8 @@ def fedgh(
         local_training.model_loss(model, local_training.label_loss(task)), optimizer(task.round_num), epochs=epochs, batch=batch
     )
 
-    def with_head(head, w_i):
-        return w_i._replace(params=w_i.params | {"head": head})
-
     def client_update(head, w_i, data, key):
-        trained = train(with_head(head, w_i), data, key)
+        trained = train(put_entry(w_i, "head", head), data, key)
         uplink = mean_features(model, trained.net, data, classes=classes, batch=batch)
         return ClientOutput(trained.net, uplink, trained.sums, local=(trained.net.params["head"], trained.net))
 
@@ -99,7 +97,7 @@ def fedgh(
         server_update=server_update,
         collect=aggregators.stack,
         predict={
-            "personal": lambda head, w_i, x: model.apply(with_head(head, w_i), x)[0],
+            "personal": lambda head, w_i, x: model.apply(put_entry(w_i, "head", head), x)[0],
             "own_head": lambda head, w_i, x: model.apply(w_i, x)[0],
         },
         client_init=lambda key, server, client_id: model.init(key),

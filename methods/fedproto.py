@@ -71,8 +71,8 @@ def prototype_loss(
 ) -> local_training.LossFn:
     """Returns the client's loss: cross-entropy, and the squared distance of features to their prototype.
 
-    With `classes`, its sums also have "features", the sums [K, D] and counts [K] by class over the
-    last epoch, which `epoch_inputs` marks.
+    With `classes`, its sums are (metrics, sums [K, D] and counts [K] of features by class over the
+    last epoch, which `epoch_inputs` marks).
     """
 
     def loss(net, batch, key, is_last=None):
@@ -80,10 +80,9 @@ def prototype_loss(
         ce = label_loss(outputs["logits"], batch.y, batch.mask)
         apart = jnp.mean((outputs["features"] - prototypes.means[batch.y]) ** 2, -1)
         value = ce + lam * losses.masked_mean(jnp.where(prototypes.known[batch.y], apart, 0), batch.mask)
-        sums: dict[str, Any] = dict(local_training.loss_metrics(ce, outputs["logits"], batch))
+        sums = local_training.loss_metrics(ce, outputs["logits"], batch)
         if classes is not None:
-            counted = batch.mask & is_last
-            sums["features"] = local_training.class_sums(outputs["features"], batch.y, counted, classes)
+            sums = sums, local_training.class_sums(outputs["features"], batch.y, batch.mask & is_last, classes)
         return value, local_training.Aux(stats, sums)
 
     return loss
@@ -139,8 +138,7 @@ def fedproto(
         is_last = lambda net, data, e: jnp.equal(e, local_training.num_epochs(data, epochs, batch) - 1)
         settings: dict[str, Any] = {"epochs": epochs, "batch": batch, "epoch_inputs": is_last}
         trained = local_training.fit(loss, optimizer(task.round_num), **settings)(w_i, data, key)
-        total, count = trained.sums["features"]
-        sums = {name: pair for name, pair in trained.sums.items() if name != "features"}
+        sums, (total, count) = trained.sums
         return ClientOutput(trained.net, (total / jnp.maximum(count, 1)[:, None], count), sums)
 
     def nearest(sent, w_i, x):

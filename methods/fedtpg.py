@@ -31,10 +31,11 @@ classes are scored among those of one client, in the paper among all new classes
 import jax.numpy as jnp
 import optax
 
-from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net
+from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
 from fedjax_core.training import local_training
+from fedjax_core.training.param_partition import put_entry
 from methods.promptfl import promptfl
 
 
@@ -72,17 +73,13 @@ def fedtpg(
 
     def client_update(sent, client, data, key):
         classes = find_classes(data)
-        loss = lambda net, batch, key: plain(_with_classes(net, classes), batch, key)
+        loss = lambda net, batch, key: plain(put_entry(net, "classes", classes), batch, key)
         net, _, sums = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)(sent, data, key)
         return ClientOutput(client, optax.tree.sub(net, sent), sums, local=(net, classes))
 
     return base._replace(
         client_update=client_update,
-        predict=base.predict | {"personal": lambda sent, classes, x: base.predict["global"](_with_classes(sent, classes), (), x)},
+        predict=base.predict
+        | {"personal": lambda sent, classes, x: base.predict["global"](put_entry(sent, "classes", classes), (), x)},
         personalise=lambda sent, client, data, key: (sent, find_classes(data)),
     )
-
-
-def _with_classes(net: Net, classes: Array) -> Net:
-    """Returns a network that predicts among the classes of a mask [K]."""
-    return net._replace(params=net.params | {"classes": classes})

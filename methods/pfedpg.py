@@ -37,6 +37,7 @@ from fedjax_core.nn.projection_head import apply_linear, init_linear
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
+from fedjax_core.training.param_partition import drop_entry, put_entry
 
 _STREAM = 0x7067  # of the generator's initialization
 
@@ -104,13 +105,10 @@ def pfedpg(
     train = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch, trainable=trained)
 
     def split_prompts(net):
-        return net.params["prompts"], net._replace(params={name: p for name, p in net.params.items() if name != "prompts"})
-
-    def join_prompts(p_i, rest):
-        return rest._replace(params=rest.params | {"prompts": p_i})
+        return net.params["prompts"], drop_entry(net, "prompts")
 
     def client_update(p_i, rest, data, key):
-        trained_net = train(join_prompts(p_i, rest), data, key)
+        trained_net = train(put_entry(rest, "prompts", p_i), data, key)
         p_new, rest = split_prompts(trained_net.net)
         return ClientOutput(rest, p_new - p_i, trained_net.sums, local=(p_new, rest))
 
@@ -128,7 +126,7 @@ def pfedpg(
         client_update=client_update,
         server_update=server_update,
         collect=aggregators.stack,
-        predict={"personal": lambda p_i, rest, x: model.apply(join_prompts(p_i, rest), x)[0]},
+        predict={"personal": lambda p_i, rest, x: model.apply(put_entry(rest, "prompts", p_i), x)[0]},
         client_init=lambda key, server, client_id: split_prompts(model.init(key))[1],
         broadcast=lambda psi, client_id: generate_prompts(psi, client_id, heads),
         init_unseen="pFedPG generates prompts from learned descriptors of clients, and has none of an unseen client",

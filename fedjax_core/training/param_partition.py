@@ -79,6 +79,11 @@ def drop_entry(net: Net, name: str) -> Net:
     return net._replace(params={other: entry for other, entry in net.params.items() if other != name})
 
 
+def put_entry(net: Net, name: str, entry: PyTree) -> Net:
+    """Returns the network with this entry of its params, in place of an earlier one."""
+    return net._replace(params=net.params | {name: entry})
+
+
 def check_entries(net: Net, names: Sequence[str], option: str) -> None:
     """Raises ValueError if a network has no entry of one of the names that an option has."""
     for name in names:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_core.commands.tables import client_statistics, measures
-from fedjax_core.commands.tables.results import Contents, Result, Summary
+from fedjax_core.commands.tables.results import Contents, Summary
 from fedjax_core.reporting import bootstrap
 
 MIN_SEEDS = 3  # seeds, where nothing else can be drawn
@@ -51,20 +51,14 @@ class _ResampledRows(NamedTuple):
     resampled: list[str]
 
 
-ComparisonCache = dict[tuple[str, str], tuple[list[Result | None], dict[str, Comparison]]]
-"""By (measure, column), the results of its cells and the comparisons of its rows, for `compare_cells`."""
-
-
-def compare_cells(contents: Contents, measure: Any, cache: ComparisonCache | None = None) -> dict[tuple[str, str], Comparison]:
+def compare_cells(contents: Contents, measure: Any) -> dict[tuple[str, str], Comparison]:
     """Returns the comparisons of a measure's cells by (row, column), for those that can be compared.
 
     A row takes part if all seeds are finished and finite, and there are `MIN_SEEDS` of them or values of its clients.
-
-    Args:
-      cache: comparisons of earlier calls, used where no result of a column has changed; updated.
+    A column is compared again only where one of its results has changed.
     """
     comparisons: dict[tuple[str, str], Comparison] = {}
-    cache = {} if cache is None else cache
+    cache = contents.comparisons
     if measures.better_direction(measure) == "neither" and contents.table.against is None:
         return comparisons
     for column in contents.table.columns:

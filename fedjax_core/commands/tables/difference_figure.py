@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_core.commands.tables import formatting, measures
-from fedjax_core.commands.tables.bootstrap_comparison import ComparisonCache
 from fedjax_core.commands.tables.results import Contents
 from fedjax_core.commands.tables.writers import remove_differences
 from fedjax_core.reporting import plots
@@ -14,7 +13,7 @@ from fedjax_core.reporting.plots import Difference, Panel
 MODEL_KINDS = ("personal", "global", "nearest")  # models that scores are of
 
 
-def draw_differences(contents: Contents, folder: Path, cache: ComparisonCache | None = None) -> list[Path]:
+def draw_differences(contents: Contents, folder: Path) -> list[Path]:
     """Draws differences.png and .pdf, with their numbers in differences.csv.
 
     There is a line of panels per column of the table: the measures of `Table.figure`, or the first
@@ -25,7 +24,7 @@ def draw_differences(contents: Contents, folder: Path, cache: ComparisonCache | 
     against = contents.table.against
     if against is None:
         return []
-    grids = formatting.make_grids(contents, cache)
+    grids = formatting.make_grids(contents)
     shown = [
         m for m in contents.table.measures if any(comparison.difference_interval for comparison in grids[m.label].compared.values())
     ]

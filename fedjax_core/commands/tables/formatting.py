@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_core.commands.tables import client_statistics, measures
-from fedjax_core.commands.tables.bootstrap_comparison import Comparison, ComparisonCache, compare_cells
+from fedjax_core.commands.tables.bootstrap_comparison import Comparison, compare_cells
 from fedjax_core.commands.tables.definition import all_targets
 from fedjax_core.commands.tables.results import Contents, Summary
 from fedjax_core.reporting import reporter, score_labels
@@ -55,8 +55,8 @@ class Grid(NamedTuple):
     compared: Mapping[tuple[str, str], Comparison]
 
 
-def make_grid(contents: Contents, measure: Any, cache: ComparisonCache | None = None) -> Grid:
-    """Returns the cells of one measure. `cache`: see `compare_cells`."""
+def make_grid(contents: Contents, measure: Any) -> Grid:
+    """Returns the cells of one measure."""
     table = contents.table
     summaries = {(r.label, c.label): contents.summary(r.label, c.label, measure) for r in table.rows for c in table.columns}
     best = frozenset(
@@ -67,14 +67,14 @@ def make_grid(contents: Contents, measure: Any, cache: ComparisonCache | None = 
     columns_with_best = {column for _, column in best}
     compared = {
         pair: comparison._replace(is_like_best=comparison.is_like_best and pair[1] in columns_with_best and pair not in best)
-        for pair, comparison in compare_cells(contents, measure, cache).items()
+        for pair, comparison in compare_cells(contents, measure).items()
     }
     return Grid(summaries, best, dict(zip(several, string.ascii_lowercase, strict=False)), compared)
 
 
-def make_grids(contents: Contents, cache: ComparisonCache | None = None) -> dict[str, Grid]:
-    """Returns the cells of all measures by their labels. `cache`: see `compare_cells`."""
-    return {measure.label: make_grid(contents, measure, cache) for measure in contents.table.measures}
+def make_grids(contents: Contents) -> dict[str, Grid]:
+    """Returns the cells of all measures by their labels."""
+    return {measure.label: make_grid(contents, measure) for measure in contents.table.measures}
 
 
 def _find_best(measure: Any, column: Mapping[tuple[str, str], Summary]) -> list[tuple[str, str]]:

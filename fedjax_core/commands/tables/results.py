@@ -100,6 +100,7 @@ class Contents:
       results: of finished cells, by their names.
       failures: why cells failed, by their names.
       searches: what chose the settings of rows, and how far it is; None: nothing did.
+      comparisons: by (measure, column), the results that `compare_cells` has compared, and what it returned.
     """
 
     table: Definition
@@ -108,6 +109,7 @@ class Contents:
     results: Mapping[str, Result]
     failures: Mapping[str, str]
     searches: SearchProgress | None = None
+    comparisons: dict[tuple[str, str], tuple[list[Result | None], Any]] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def differences(self) -> list[comparability.Difference]:

@@ -14,7 +14,6 @@ import jax
 from fedjax_core import code_fingerprint, experiment
 from fedjax_core.atomic_files import write_text
 from fedjax_core.commands.tables import measures
-from fedjax_core.commands.tables.bootstrap_comparison import ComparisonCache
 from fedjax_core.commands.tables.definition import Definition
 from fedjax_core.commands.tables.progress import SILENCE, Beat, Job, Pace, RunBeat
 from fedjax_core.commands.tables.results import Contents, Result, TableData, compute_counts, is_finished, read_result
@@ -119,7 +118,6 @@ class TableRunner:
         self._runs_over = 0
         self._written_at, self._write_seconds = 0.0, 0.0  # when the tables were written last, and the seconds that it took
         self._files: list[Path] = []
-        self._comparisons: ComparisonCache = {}
         self.every, self.results, self.failures = every, {}, {}
         self.contents = Contents(table, variant, every, self.results, self.failures, searches)
         self._read_finished([cell for cell in every if cell.pair not in searches.studies])
@@ -474,7 +472,7 @@ class TableRunner:
     def _write(self) -> None:
         began = time.monotonic()
         with Beat("writing the tables", self._say):
-            self._files = write_tables(self.contents, self._folder, self._comparisons)
+            self._files = write_tables(self.contents, self._folder)
         self._written_at = time.monotonic()
         self._write_seconds = self._written_at - began
 
@@ -501,7 +499,7 @@ class TableRunner:
         from fedjax_core.commands.tables.difference_figure import draw_differences  # loads matplotlib
 
         with Beat("drawing the figures", self._say):
-            self._files += draw_differences(self.contents, self._folder, self._comparisons)
+            self._files += draw_differences(self.contents, self._folder)
 
 
 def _release_memory() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedjax_core.atomic_files import reword_os_errors, write_csv, write_text
 from fedjax_core.commands.tables import formatting, measures, search_report
-from fedjax_core.commands.tables.bootstrap_comparison import Comparison, ComparisonCache
+from fedjax_core.commands.tables.bootstrap_comparison import Comparison
 from fedjax_core.commands.tables.definition import all_targets, paper_value, slugify
 from fedjax_core.commands.tables.results import Contents
 from fedjax_core.commands.tables.trials import SearchProgress
@@ -47,11 +47,11 @@ def make_folder(folder: Path) -> None:
         (folder / RUNS).mkdir(parents=True, exist_ok=True)
 
 
-def write_tables(contents: Contents, folder: Path, cache: ComparisonCache | None = None) -> list[Path]:
+def write_tables(contents: Contents, folder: Path) -> list[Path]:
     """Writes table.md, table.csv and table.tex, and with a search trials.csv, each atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"table.{kind}" for kind in KINDS]
-    grids = formatting.make_grids(contents, cache)
+    grids = formatting.make_grids(contents)
     write_text(files[0], render_markdown(contents, grids))
     write_csv(files[1], make_records(contents, grids))
     write_text(files[2], render_latex(contents, grids))
