@@ -35,12 +35,15 @@ class Group(NamedTuple):
       name: what messages call it.
       build: task -> Algorithm; called anew inside each traced program, so it must be cheap and free of side effects.
       task: the group's network; `task.population` is the whole population's.
+      turns: unseen clients take turns among the groups; these are the group's, counted from 0. Empty in all groups: one
+        turn for each, in their order.
     """
 
     name: str
     build: Build
     task: Task
     clients: np.ndarray
+    turns: tuple[int, ...] = ()
 
 
 class State(NamedTuple):

@@ -168,7 +168,7 @@ def _build_groups(
         if terms:
             task = task.wrap_model(functools.partial(with_regularizers, regularizers=terms))
         has_network = np.isin(clients % len(resolved.networks), indices)
-        groups.append(Group(f"{indices[0]}: {spec}", make, task, clients[has_network]))
+        groups.append(Group(f"{indices[0]}: {spec}", make, task, clients[has_network], tuple(indices)))
     return groups
 
 
