@@ -166,7 +166,6 @@ class SimulationSpec:
       score_bytes: per group, bytes of a client's sums of scores with `finalize`, of one model.
       client_devices: the clients' devices, and for whom the server waits; None: rounds take no time.
       client_seconds: [N] float64, of each client's round; None without profiles.
-      awaited: clients that the server waits for; None: all that come back.
       asynchrony: the asynchronous schedule; None: rounds are synchronous.
       by_size: whether clients are ordered by size whatever the plan, as under `vmap` over runs, where clients of all
         runs that train at once should be of like size.
@@ -195,7 +194,6 @@ class SimulationSpec:
     score_bytes: tuple[int, ...] = ()
     client_devices: ClientDevices | None = None
     client_seconds: np.ndarray | None = None
-    awaited: int | None = None
     asynchrony: Asynchrony | None = None
     by_size: bool = False
     example_privacy: ExamplePrivacy | None = None
