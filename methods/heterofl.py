@@ -147,7 +147,7 @@ def heterofl(
         return server._replace(params=optax.apply_updates(server.params, delta)), {}
 
     return Algorithm(
-        lambda key: widest.model.init(key),
+        widest.model.init,
         client_update,
         server_update,
         collect=Reduce(map_part, "add", finalize),

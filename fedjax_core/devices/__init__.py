@@ -41,8 +41,8 @@ class ClientDevices(NamedTuple):
         the deadline; it is late if none does.
       seconds: [N] s that each client's round takes: it takes as many local steps as fit, in place of
         the method's epochs; None: clients have no such budget.
-      wait_for: clients that the server waits for, a number or a fraction of the cohort; those that
-        finish later are dropped. None: all that come back.
+      wait_for: clients that the server waits for, a number or a fraction of the sampled clients that
+        have examples; those that finish later are dropped. None: all that come back.
       server_seconds: that the server takes in each round, beside the clients.
     """
 

@@ -42,3 +42,21 @@ def count_awaited(wait_for: int | float | None, cohort: int) -> int | None:
     if wait_for > cohort:
         raise ValueError(f"devices.wait_for={wait_for} must be at most the {cohort} clients of a cohort, or a fraction in (0, 1)")
     return int(wait_for)
+
+
+def list_awaited(wait_for: int | float, cohort: int, most: int) -> np.ndarray:
+    """Returns [most + 1] int32 how many clients the server waits for, by how many are sampled in a round.
+
+    Args:
+      wait_for: a number, or a fraction of the sampled clients, rounded, at least one.
+      cohort: C, the expected number of sampled clients.
+      most: the largest.
+
+    Raises:
+      ValueError: it is more than the cohort.
+
+    >>> list_awaited(0.75, 4, 5).tolist(), list_awaited(3, 4, 5).tolist()
+    ([1, 1, 2, 2, 3, 4], [3, 3, 3, 3, 3, 3])
+    """
+    is_number, number = wait_for >= 1, count_awaited(wait_for, cohort)
+    return np.array([number if is_number else count_awaited(wait_for, sampled) for sampled in range(most + 1)], np.int32)

@@ -44,7 +44,7 @@ def build_spec(
     *,
     cohort: int | float | None = None,
     dropout: float = 0.0,
-    plan: meshes.Plan | None = None,
+    plan: meshes.Plan | Mapping[str, Any] | None = None,
     evaluation: Evaluation = Evaluation(),  # noqa: B008
     hold: str = "device",
     rounds_per_dispatch: int = 10,
@@ -66,7 +66,7 @@ def build_spec(
       data: one train and test index list per client; unseen clients are of no group, they take turns among the networks.
       cohort: clients a round, as a number or a fraction; None: all.
       dropout: probability with which a sampled client does not come back.
-      plan: None: `client_loop.choose_plan`.
+      plan: a plan, or some of its fields by name; `client_loop.choose_plan` chooses what is missing or None. None: all.
       hold: "device", "host" or "disk": where client states are between rounds. Off the device a dispatch has one round.
       rounds_per_dispatch: the most rounds in one dispatch; where data are streamed, each of them is a program of its own.
       episodes: how minibatches and tests are drawn, for networks made by `few_shot.prototypical_model`; None: plain examples.
@@ -108,7 +108,8 @@ def build_spec(
             sampler = BufferSampler(asynchronous.buffer_size(schedule, stream.size), data.clients)
             transforms = [*transforms, weight_stale(schedule.name, schedule.has_weights)]
         transforms = order_transforms(transforms)
-        plan = client_loop.choose_plan(sampler.slots, among=devices, **({} if plan is None else plan._asdict()))
+        given = plan._asdict() if isinstance(plan, meshes.Plan) else plan or {}
+        plan = client_loop.choose_plan(sampler.slots, among=devices, **given)
         mesh = meshes.make_mesh(plan, devices)
         is_numeric = targets_of(data.train.y) == "numbers"
         center = np.asarray(data.train.y).mean(0, dtype=np.float64) if is_numeric else 0.0

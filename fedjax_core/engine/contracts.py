@@ -310,13 +310,13 @@ def check_pairs(pairs: Any, wants: str) -> None:
 
 
 def check_score(name: str, score: Callable, result: Any) -> Any:
-    """Returns a score's pair, or sums of at least 32 bits for `finalize`; else raises TypeError."""
+    """Returns a score's pair in float32, or sums of at least 32 bits for `finalize`; else raises TypeError."""
     if finalizer(score) is None:
         try:
             check_pairs({name: result}, "a score of evaluation.scores must return (sum, weight)")
         except TypeError as error:
             raise TypeError(f"{error}; a score that is no mean of examples needs a function `finalize`") from None
-        return result
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), tuple(result))
     leaves, wants = jax.tree.leaves(result), f"score {name!r} of evaluation.scores must return numbers and arrays of numbers"
     if not leaves:
         raise TypeError(f"{wants}, not {_describe(result)} without any")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_core.algorithm import Algorithm, Array, Examples, PyTree, targets_of
+from fedjax_core.algorithm import Algorithm, Array, Examples, PyTree
 from fedjax_core.engine import client_loop, contracts
 from fedjax_core.engine.client_state import stores
 from fedjax_core.engine.data_feed import cohort_buffer
@@ -263,24 +263,14 @@ def whole_test_batches(spec: SimulationSpec, arrays: DeviceArrays, batch: int) -
 def _score_batches(spec: SimulationSpec, g: int, models: Models, batches: Batches):
     """Scores models on test batches: {predictor: {what `metrics.metric_sums` names, and the task's own}: pairs}."""
     (number, batch), own = batches, spec.groups[g].task.scores
-    with_finalize = [name for name, score in own.items() if metrics.finalizer(score) is not None]
 
     def score(i):
         x, y, mask, _ = batch(i)
         return {name: _score_outputs(predict(x), x, y, mask, own, spec.center) for name, predict in models.items()}
 
-    def add(i, sums):
-        return jax.tree.map(jnp.add, sums, score(i))
-
-    if targets_of(jax.eval_shape(batch, jnp.int32(0)).y) in ("classes", "tokens"):
-        pair = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
-        zero = {name: dict.fromkeys(("accuracy", "loss", *own), pair) for name in models}
-        shapes = jax.eval_shape(score, jnp.int32(0)) if with_finalize else {}
-        for name, of_model in shapes.items():
-            zero[name] |= {score_name: optax.tree.zeros_like(of_model[score_name]) for score_name in with_finalize}
-    else:
-        zero = optax.tree.zeros_like(jax.eval_shape(score, jnp.int32(0)))
-    return jax.lax.fori_loop(0, number, add, zero)
+    score = jax.jit(score, inline=True)  # traced once, for shapes and for use
+    zeros = optax.tree.zeros_like(jax.eval_shape(score, jnp.int32(0)))
+    return jax.lax.fori_loop(0, number, lambda i, sums: jax.tree.map(jnp.add, sums, score(i)), zeros)
 
 
 def _score_outputs(

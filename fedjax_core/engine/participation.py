@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Array, ClientSettings, Cohort
+from fedjax_core.algorithm import Array, ClientSettings
 from fedjax_core.devices import ClientDevices
 from fedjax_core.devices.client_values import LARGEST
-from fedjax_core.devices.durations import client_seconds, count_awaited
+from fedjax_core.devices.durations import client_seconds, list_awaited
 from fedjax_core.engine import client_sampling
 from fedjax_core.engine.client_work import measure_work
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays, Participation
@@ -50,6 +50,7 @@ def add_client_devices(spec: SimulationSpec, devices: ClientDevices) -> Simulati
             wanted["is_late"] = is_late
         if devices.wait_for is not None:
             wanted["rank"] = np.argsort(np.argsort(seconds, kind="stable")).astype(np.int32)
+            wanted["awaited"] = list_awaited(devices.wait_for, spec.sampler.size, spec.sampler.slots)
         if "seconds" in spec.sampler.needs:
             wanted["seconds"] = seconds.astype(np.float32)
     if devices.availability is not None:
@@ -59,8 +60,7 @@ def add_client_devices(spec: SimulationSpec, devices: ClientDevices) -> Simulati
         if shape.shape not in ((), (3,)) or shape.dtype != bool:
             raise TypeError(f"devices.availability must give a bool [C] of ids [C]; of 3 it gives {shape.dtype}{list(shape.shape)}")
     arrays = spec.host_arrays._replace(participation=Participation(**wanted) if wanted else None)
-    awaited = count_awaited(devices.wait_for, spec.sampler.size)
-    return dataclasses.replace(spec, client_devices=devices, client_seconds=seconds, awaited=awaited, host_arrays=arrays)
+    return dataclasses.replace(spec, client_devices=devices, client_seconds=seconds, host_arrays=arrays)
 
 
 def _too_short(devices: ClientDevices, fastest: float) -> ValueError:
@@ -175,16 +175,20 @@ def draw_returns(
             mask &= ~jnp.asarray(of_clients.is_late)[i]
         return mask
 
-    if spec.awaited is None:
+    if of_clients.awaited is None:
         return comes_back
     ranks = jnp.where(comes_back(ids), jnp.asarray(of_clients.rank)[at(ids)], spec.population)
-    last = jnp.sort(ranks)[spec.awaited - 1]
+    last = jnp.sort(ranks)[jnp.asarray(of_clients.awaited)[count_sampled(spec, arrays, ids)] - 1]
     return lambda ids: comes_back(ids) & (jnp.asarray(of_clients.rank)[at(ids)] <= last)
 
 
-def count_sampled(spec: SimulationSpec, arrays: DeviceArrays, cohort: Cohort) -> Array:
-    """Returns how many clients of a round were sampled, whether they came back or not."""
-    return jnp.sum((cohort.ids < spec.population) & (arrays.size[jnp.minimum(cohort.ids, spec.population - 1)] > 0))
+def count_sampled(spec: SimulationSpec, arrays: DeviceArrays, ids: Array) -> Array:
+    """Returns how many clients with examples were sampled for a round, whether they came back or not.
+
+    Args:
+      ids: [C] the cohort; N in empty slots.
+    """
+    return jnp.sum((ids < spec.population) & (arrays.size[jnp.minimum(ids, spec.population - 1)] > 0))
 
 
 def round_time(spec: SimulationSpec, record: Mapping[str, Any]) -> dict[str, float]:
@@ -200,7 +204,8 @@ def round_time(spec: SimulationSpec, record: Mapping[str, Any]) -> dict[str, flo
     ids = ids[ids >= 0]
     last = float(seconds[ids].max(initial=0.0))
     if devices.deadline is not None:
-        awaited = int(record["sampled"])
-        awaited = awaited if spec.awaited is None else min(awaited, spec.awaited)
+        awaited, of_clients = int(record["sampled"]), spec.host_arrays.participation
+        if of_clients is not None and of_clients.awaited is not None:
+            awaited = min(awaited, int(of_clients.awaited[awaited]))
         last = last if len(ids) >= awaited else float(devices.deadline)
     return {"simulated_seconds": last + devices.server_seconds}

@@ -229,7 +229,7 @@ def _record_clients(
         "checks": jax.tree.map(lambda *x: jnp.concatenate(x), *(of_group.checks for of_group in stacked)),
     }
     if arrays.participation is not None:
-        record["sampled"] = count_sampled(spec, arrays, everyone)
+        record["sampled"] = count_sampled(spec, arrays, everyone.ids)
     if scored:
         record["post_local"] = [of_group.post_local for of_group in stacked]
     return record

@@ -35,12 +35,15 @@ class Group(NamedTuple):
       name: what messages call it.
       build: task -> Algorithm; called anew inside each traced program, so it must be cheap and free of side effects.
       task: the group's network; `task.population` is the whole population's.
+      turns: unseen clients take turns among the groups; these are the group's, counted from 0. Empty in all groups: one
+        turn for each, in their order.
     """
 
     name: str
     build: Build
     task: Task
     clients: np.ndarray
+    turns: tuple[int, ...] = ()
 
 
 class State(NamedTuple):
@@ -163,7 +166,6 @@ class SimulationSpec:
       score_bytes: per group, bytes of a client's sums of scores with `finalize`, of one model.
       client_devices: the clients' devices, and for whom the server waits; None: rounds take no time.
       client_seconds: [N] float64, of each client's round; None without profiles.
-      awaited: clients that the server waits for; None: all that come back.
       asynchrony: the asynchronous schedule; None: rounds are synchronous.
       by_size: whether clients are ordered by size whatever the plan, as under `vmap` over runs, where clients of all
         runs that train at once should be of like size.
@@ -192,7 +194,6 @@ class SimulationSpec:
     score_bytes: tuple[int, ...] = ()
     client_devices: ClientDevices | None = None
     client_seconds: np.ndarray | None = None
-    awaited: int | None = None
     asynchrony: Asynchrony | None = None
     by_size: bool = False
     example_privacy: ExamplePrivacy | None = None

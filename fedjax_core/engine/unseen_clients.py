@@ -38,8 +38,10 @@ def add_unseen_scope(evaluation: Evaluation, skip_reason: str, has_unseen: bool)
 
 
 def unseen_members(spec: SimulationSpec, g: int, number: int) -> np.ndarray:
-    """Returns which of `number` unseen clients have group g's network: the groups take turns."""
-    return np.arange(g, number, len(spec.groups), dtype=np.int32)
+    """Returns which of `number` unseen clients have group g's network: they take turns among the groups."""
+    turns = [group.turns or (h,) for h, group in enumerate(spec.groups)]
+    turn = np.arange(number, dtype=np.int32) % sum(map(len, turns))
+    return np.flatnonzero(np.isin(turn, turns[g])).astype(np.int32)
 
 
 def score_unseen(

@@ -13,7 +13,7 @@ from fedjax_core.algorithm import TARGETS, targets_of
 from fedjax_core.data import federated_data, poisoning
 from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.data.sources.dataset import Dataset
-from fedjax_core.engine import check_own_scores, client_loop, client_sampling
+from fedjax_core.engine import check_own_scores, client_sampling
 from fedjax_core.engine.simulator import Group, Simulator, build_spec
 from fedjax_core.experiment import (
     build_task,
@@ -106,7 +106,7 @@ def build(
         data,
         cohort=resolved.cohort,
         dropout=resolved.dropout,
-        plan=_choose_plan(resolved, data.clients, devices),
+        plan={"chunk": resolved.chunk, "devices": resolved.devices, "model": resolved.model},
         evaluation=resolved.evaluation,
         hold=resolved.hold,
         data_on=resolved.data_on,
@@ -168,7 +168,7 @@ def _build_groups(
         if terms:
             task = task.wrap_model(functools.partial(with_regularizers, regularizers=terms))
         has_network = np.isin(clients % len(resolved.networks), indices)
-        groups.append(Group(f"{indices[0]}: {spec}", make, task, clients[has_network]))
+        groups.append(Group(f"{indices[0]}: {spec}", make, task, clients[has_network], tuple(indices)))
     return groups
 
 
@@ -281,12 +281,3 @@ def _with_scores(task: Task, scores: Mapping[str, Callable]) -> Task:
     if taken := [name for name in scores if name in task.scores]:
         raise ValueError(f"evaluation.scores has {taken[0]!r}, which these data are scored by already; give yours another name")
     return dataclasses.replace(task, scores={**task.scores, **scores})
-
-
-def _choose_plan(resolved: ResolvedConfig, population: int, devices: Sequence[Any] | None) -> client_loop.Plan | None:
-    if resolved.chunk is None and resolved.devices is None and resolved.model == 1:
-        return None
-    sampler = client_sampling.make_sampler(resolved.sampling, resolved.cohort, population)
-    return client_loop.choose_plan(
-        sampler.slots, chunk=resolved.chunk, devices=resolved.devices, model=resolved.model, among=devices
-    )

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from fedjax_core import distributed, registry
 from fedjax_core.engine import evaluation
 from fedjax_core.engine.simulator import Simulator, State
@@ -53,6 +55,7 @@ class BestRound:
             raise ValueError(f"evaluation.patience={patience} needs evaluation.select, such as 'validation/global/accuracy'")
         self.by, self.round, self.evaluations_since = by, 0, 0
         self._patience, self._merit, self._simulator = patience, -math.inf, simulator
+        self._has_warned = False
         self._selected = Checkpoints(directory / SELECTED, keep=1)
         self._all = Checkpoints(directory / CHECKPOINTS)
 
@@ -90,6 +93,17 @@ class BestRound:
             else:
                 self.evaluations_since += 1
         return bool(records) and self.round == records[-1]["round"]
+
+    def warn_if_undefined(self, round_num: int) -> None:
+        """Warns once, in process 0, if no evaluation up to that of this round has the score."""
+        if self.by is None or self.round or self._has_warned:
+            return
+        self._has_warned = True
+        if jax.process_index() == 0:
+            what = (
+                "evaluation.select: %s is undefined in round %d; no round is selected so far, and until one is, the last one counts"
+            )
+            log.warning(what, self.by, round_num)
 
     def keep(self, state: State) -> None:
         """Keeps the state after the best round, of which the run has a checkpoint."""

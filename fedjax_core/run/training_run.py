@@ -255,6 +255,8 @@ class TrainingRun:
         """Passes records on to callbacks and early stopping, and writes the scores of single clients."""
         self.callbacks.rounds(records, is_evaluated)
         self._is_new_best = self.best.update(records)
+        if is_evaluated:
+            self.best.warn_if_undefined(records[-1]["round"])
         self.target.update(records)
         if by_client is not None and self.workdir.writer:
             for name in (client_scores.LAST, client_scores.SELECTED) if self._is_new_best else (client_scores.LAST,):

@@ -111,7 +111,8 @@ def own_batch_size(data: ClientData, batch: int) -> Array | int:
 class EpochsByClient(int):
     """A method's option `epochs` where clients have their own: the number of those without any.
 
-    Only `fit` and the functions below read `ClientSettings`. Arithmetic with it raises TypeError: it would be wrong.
+    In training only `fit` and the functions below read the epochs of `ClientSettings`. Arithmetic with it raises TypeError:
+    it would be wrong.
     """
 
     def _refuse(self, other: object) -> Any:

@@ -72,6 +72,14 @@ def test_a_run_says_what_it_does():
     assert f"asynchronous by {SCHEDULE}; devices by {PROFILE}" in text
 
 
+@pytest.mark.parametrize("chunk", [None, 1])
+def test_the_plan_is_for_the_updates_of_a_round(chunk):
+    """Four clients train at once; more devices than a round has updates would train nobody."""
+    settings = asynchronous()
+    settings.plan.update(chunk=chunk, devices=None)
+    assert tuple(experiment.build(settings, toy.data()).spec.plan) == (1, 2, 1)
+
+
 def test_a_run_that_was_stopped_in_mid_flight_ends_bit_for_bit_like_one_that_was_not(tmp_path):
     """Clients train from broadcasts of rounds before the stop, which the checkpoint's ring has."""
     run(asynchronous(3), tmp_path / "resumed")

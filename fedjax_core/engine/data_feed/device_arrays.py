@@ -52,6 +52,7 @@ class Participation(NamedTuple):
       is_late: [N] bool, whose rounds take longer than the deadline.
       rank: [N] int32, of the clients by the seconds of their rounds; by id where these are equal.
       seconds: [N] float32, of their rounds, for a sampler.
+      awaited: [slots + 1] int32, how many clients the server waits for, by how many are sampled.
     """
 
     failure: Any = None
@@ -59,6 +60,7 @@ class Participation(NamedTuple):
     is_late: Any = None
     rank: Any = None
     seconds: Any = None
+    awaited: Any = None
 
 
 class DeviceArrays(NamedTuple):

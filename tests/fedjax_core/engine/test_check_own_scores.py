@@ -12,6 +12,7 @@ import pytest
 from sklearn import metrics as sklearn_metrics
 
 from configs import fedavg as fedavg_config
+from configs import fedavg_regression
 from fedjax_core import experiment
 from fedjax_core.data.hold_out import hold_out_clients, hold_out_validation
 from fedjax_core.engine import check_own_scores, client_loop, evaluation
@@ -292,3 +293,19 @@ def test_small_counts_are_added_up_in_more_bits():
     sim = simulated({"x": score}, scopes=("all",), plan=client_loop.Plan(1, 1), data=of)
     assert sim.spec.score_bytes == (4,)
     assert sim.evaluate(sim.init(0)).metrics["test/personal/all/x/mean"] == len(of.test.y)
+
+
+@pytest.mark.parametrize("module", [fedavg_config, fedavg_regression])
+def test_a_mean_is_added_up_in_float32_in_every_scope(module):
+    """Added up in bfloat16, tenths of single rows soon lose their digits."""
+
+    def tenth(outputs, x, y, mask):
+        return jnp.sum(jnp.where(mask, 0.1, 0)).astype(jnp.bfloat16), jnp.sum(mask)
+
+    made = module.get_config("smoke")
+    made.evaluation.update(batch=1, scopes=("global", "own"))
+    made.data.clients, made.cohort.size, made.cohort.fraction = 2, 2, None
+    sim = experiment.build(made, scores=tenth)
+    found = sim.evaluate(sim.init(0)).metrics
+    for name in ("test/global/tenth", *(f"test/global/own/tenth/{statistic}" for statistic in ("lowest", "weighted", "highest"))):
+        assert found[name] == pytest.approx(float(jnp.bfloat16(0.1)), rel=1e-6)

@@ -1,5 +1,6 @@
 """Who comes back from a round in time, against loops over clients; and that programs without such policies stay as they are."""
 
+import dataclasses
 import functools
 
 import jax
@@ -119,6 +120,21 @@ def test_a_round_lasts_until_those_are_back_that_the_server_waits_for(devices, i
     expected = max(seconds_of(simulate(**devices))[i] for i in ids if i >= 0) if seconds == "slowest" else seconds
     time = participation.round_time(spec, record)
     assert time == {"simulated_seconds": expected + devices.get("server_seconds", 0.0)}
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_a_fraction_is_of_the_sampled_clients_that_have_examples(sampling):
+    index = [rows if i % 4 else rows[:0] for i, rows in enumerate(toy.data().train_index)]
+    data, devices = dataclasses.replace(toy.data(), train_index=index), ClientDevices(profiles(), wait_for=0.75, deadline=9.0)
+    simulation = toy.simulate("local", mixed=False, data=data, sampling=sampling, client_devices=devices)
+    numbers = set()
+    for r, record in enumerate(simulation.run_rounds(simulation.init(4), 6)[1]):
+        seconds = np.sort(seconds_of(simulation)[[i for i in drawn(simulation, r) if len(index[i])]])
+        awaited = max(1, round(0.75 * len(seconds)))
+        assert (record["sampled"], record["cohort"]) == (len(seconds), awaited)
+        assert record["simulated_seconds"] == seconds[awaited - 1]
+        numbers.add(awaited)
+    assert len(numbers) > 1
 
 
 def test_records_say_who_was_sampled_and_how_long_it_took():

@@ -9,6 +9,8 @@ import numpy as np
 import optax
 import pytest
 
+from configs import heterofl
+from fedjax_core import experiment
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import hold_out as data_unseen
 from fedjax_core.engine import client_loop, evaluation, unseen_clients
@@ -185,6 +187,17 @@ def test_two_architectures_on_two_devices_with_states_on_the_host_agree_with_one
         assert [unseen_clients.unseen_members(sim.spec, g, NUMBER).tolist() for g in (0, 1)] == [[0, 2], [1]]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *found)
     assert found[0]["personal"]["accuracy"][1].tolist() == [len(rows) for rows in unseen().test_index]
+
+
+def test_unseen_clients_have_networks_in_the_order_of_models_like_all_others():
+    """A network that is named twice has twice as many of them, as it has of the population."""
+    made = heterofl.get_config("smoke")
+    wide, narrow = "mlp(widths=(8,))", "mlp(widths=(4,))"
+    made.models, made.plan.devices = (narrow, wide, narrow, narrow), 1
+    made.data.update(examples=200, clients=16, partition="iid", unseen_clients=7)
+    spec = experiment.build(made).spec
+    assert [np.asarray(group.clients).tolist() for group in spec.groups] == [[0, 2, 3, 4, 6, 7, 8], [1, 5]]
+    assert [unseen_clients.unseen_members(spec, g, 7).tolist() for g in (0, 1)] == [[0, 2, 3, 4, 6], [1, 5]]
 
 
 @pytest.mark.parametrize("name", toy.METHODS)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -154,6 +155,21 @@ def test_not_a_number_is_the_worst(tmp_path, monkeypatch, by, values, best):
         one_by_one.update([record])
     assert once.round == one_by_one.round == summarize_records(records, select=by)["selected"]["round"] == best
     assert once.evaluations_since == one_by_one.evaluations_since == len(values) - best
+
+
+def recall_of_absent_class(outputs, x, y, mask):
+    """No example has class 10, so nothing is ever counted."""
+    counted = mask & (y == 10)
+    return jnp.sum(counted & (jnp.argmax(outputs["logits"], 1) == y)), jnp.sum(counted)
+
+
+def test_a_score_that_is_undefined_in_every_evaluation_is_warned_of_once(tmp_path, caplog):
+    by = "validation/global/recall"
+    made = config(number=4, select=by, every=2)
+    done = run(tmp_path / "run", made, scores={"recall": recall_of_absent_class})
+    assert (done.selected, int(experiment.load(tmp_path / "run", scores={"recall": recall_of_absent_class})[2].round)) == (None, 4)
+    said = f"evaluation.select: {by} is undefined in round 2; no round is selected so far, and until one is, the last one counts"
+    assert [line for line in caplog.messages if "undefined" in line] == [said]
 
 
 BEFORE = (0.3, 0.5, 0.4, 0.4, 0.4, 0.9)
