@@ -3,9 +3,11 @@
 python docs/pack_records.py runs/fair configs/results/records/fair.tar.xz
 
 Unpacked into a table's directory (`tar xf FILE -C DIR`), the runs are found finished, and the same
-command, with the same `data.dir`, makes the tables and runs what is missing. Of a trial the metrics are those on validation
-examples, which chose the settings; of all other runs everything is kept but checkpoints, figures and
-TensorBoard files.
+command, with the same `data.dir`, makes the tables and runs what is missing. Runs from a file of
+weights are found only where the very file is, whose content is a part of their names. A run that is
+no trial and diverged counts as missing: it is trained again, over its record. Of a trial the metrics
+are those on validation examples, which chose the settings; of all other runs everything is kept but
+checkpoints, figures and TensorBoard files.
 """
 
 import io
