@@ -98,6 +98,9 @@ def _stamp(file: Path) -> Any:
         return None
 
 
+_imported: dict[Path, tuple[Any, str]] = {}  # what `hash_own_files` saw first: the spec of a file's module and the file's hash
+
+
 def hash_own_files(named: Iterable[Named]) -> dict[Path, str]:
     """Returns the SHA-256 of each of the user's own files behind functions and classes.
 
@@ -113,9 +116,6 @@ def hash_own_files(named: Iterable[Named]) -> dict[Path, str]:
         elif digest != hashes[file]:
             raise ValueError(f"{file} has changed since this process imported it; restart Python (a notebook: its kernel)")
     return hashes
-
-
-_imported: dict[Path, tuple[Any, str]] = {}  # what `hash_own_files` saw first: the spec of a file's module and the file's hash
 
 
 def _find_imported_specs(files: Collection[Path]) -> dict[Path, Any]:

@@ -93,7 +93,7 @@ def test_all_of_a_network_goes_on_from_the_file(backbone):
     jax.tree.map(np.testing.assert_array_equal, begun.params["blocks"], net.params["blocks"])
 
 
-def test_a_run_does_not_go_on_over_another_backbone(backbone, run, tmp_path):
+def test_a_run_does_not_go_on_and_is_not_read_over_another_backbone(backbone, run, tmp_path):
     """Of the same form under the same name: the pre-training was run again."""
     place = tmp_path / "run"
     shutil.copytree(run, place)
@@ -103,5 +103,7 @@ def test_a_run_does_not_go_on_over_another_backbone(backbone, run, tmp_path):
     config.weights, config.rounds = str(backbone), 2
     with pytest.raises(ValueError, match=r"holds a run with other weights \(.*backbone.safetensors: \"0{16}\" in the directory"):
         experiment.execute(config, str(place), progress=False, console=lambda text: None)
+    with pytest.raises(ValueError, match=r"was run with other contents of .*backbone.safetensors; give the files back"):
+        experiment.load(place)
     write_json(place / "run.json", record)
     assert experiment.execute(config, str(place), progress=False, console=lambda text: None).summary["rounds"] == 2
