@@ -90,7 +90,8 @@ def test_processes_whose_clocks_differ_do_the_same(monkeypatch, draw):
         here.number, here.clock, dispatched, saved = number, 0.0, [], []
         callbacks: Any = SimpleNamespace(failed=None, stop_reason="", rounds=lambda *given: None)
         quiet: Any = SimpleNamespace(
-            reason="", exhausted_reason="", is_requested=False, writer=True, log=lambda *given: None, update=lambda records: None
+            **{"reason": "", "exhausted_reason": "", "is_requested": False, "writer": True},
+            **dict.fromkeys(("log", "update", "warn_if_undefined"), lambda *given: None),
         )
         settings = RunSettings(seed=0, rounds=60, eval_every=20, checkpoint_seconds=2.0)
         checkpoints: Any = SimpleNamespace(saved=saved)
