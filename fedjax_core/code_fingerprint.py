@@ -120,6 +120,8 @@ def hash_own_files(named: Iterable[Named]) -> dict[Path, str]:
 
 def _find_imported_specs(files: Collection[Path]) -> dict[Path, Any]:
     """Returns the specs of the modules in this process that came from files, without files that a config names."""
+    if not files:
+        return {}  # as of every config that names nothing of the user's
     names, specs = {file.name for file in files}, {}
     for name, module in list(sys.modules.items()):
         origin = vars(module).get("__file__") if isinstance(module, types.ModuleType) else None

@@ -28,7 +28,7 @@ from fedjax_core.algorithm import PER_ROW, Algorithm
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Model, Task, feature_size
 from fedjax_core.training import local_training
-from fedjax_core.training.param_partition import drop_entry
+from fedjax_core.training.param_partition import drop_entry, put_entry
 from methods.fedper import fedper
 
 LAYER = "linear"
@@ -57,7 +57,7 @@ def add_linear_map(model: Model) -> Model:
 
     def init(key):
         net, d = model.init(key), feature_size(model)
-        return net._replace(params=net.params | {LAYER: {"kernel": jnp.eye(d), "bias": jnp.zeros(d)}})
+        return put_entry(net, LAYER, {"kernel": jnp.eye(d), "bias": jnp.zeros(d)})
 
     def features(net, x, key=None, train=False, mask=None):
         z, stats = model.features(drop_entry(net, LAYER), x, key, train=train, mask=mask)

@@ -33,7 +33,7 @@ from fedjax_core.algorithm import Algorithm, ClientOutput
 from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
 from fedjax_core.training import adapters, aggregators, local_training
-from fedjax_core.training.param_partition import drop_entry
+from fedjax_core.training.param_partition import drop_entry, put_entry
 from methods.fedavg import fedavg
 
 
@@ -76,7 +76,7 @@ def fedex_lora(
         mean = aggregators.weighted_mean(deltas, w)
         apart = jax.tree.map(lambda d, m: d - m[None], *(tree.params[adapters.ENTRY] for tree in (deltas, mean)))
         residual = adapters.sum_products(apart, w / jnp.maximum(jnp.sum(w), aggregators.TINY))
-        step = mean._replace(params=mean.params | {adapters.CORRECTION: residual})
+        step = put_entry(mean, adapters.CORRECTION, residual)
         return server._replace(net=optax.apply_updates(server.net, step)), {}
 
     return base._replace(client_update=client_update, server_update=server_update, collect=aggregators.stack)

@@ -34,7 +34,7 @@ from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, Fraction, Positive, check_arguments
 from fedjax_core.task import Task, feature_size
 from fedjax_core.training import aggregators, local_training, losses
-from fedjax_core.training.param_partition import drop_entry
+from fedjax_core.training.param_partition import drop_entry, put_entry
 
 _STREAM = 0x6E68  # of the initial prototypes
 
@@ -86,7 +86,7 @@ def fednh(
     def server_init(key):
         net = drop_entry(model.init(key), "head")
         spread = jax.nn.initializers.orthogonal()(jax.random.fold_in(key, _STREAM), (classes, feature_size(model)))
-        return Server(net._replace(params=net.params | {"scale": jnp.asarray(scale, jnp.float32)}), losses.normalize(spread))
+        return Server(put_entry(net, "scale", jnp.asarray(scale, jnp.float32)), losses.normalize(spread))
 
     def client_update(sent, client, data, key):
         def loss(net, batch, key):

@@ -32,7 +32,7 @@ from fedjax_core.option_types import AtLeastOne, AtLeastZero
 from fedjax_core.task import Task
 from fedjax_core.training import adapters, aggregators, local_training
 from fedjax_core.training.client_ranks import truncate_to_client
-from fedjax_core.training.param_partition import drop_entry
+from fedjax_core.training.param_partition import drop_entry, put_entry
 from methods.fedavg import fedavg
 
 
@@ -79,7 +79,7 @@ def flora(
         stacked, delta = collected
         w = weight_fn(cohort)
         merged = adapters.sum_products(stacked[adapters.ENTRY], w / jnp.maximum(jnp.sum(w), aggregators.TINY))
-        step = delta._replace(params=delta.params | {adapters.CORRECTION: merged})
+        step = put_entry(delta, adapters.CORRECTION, merged)
         rest: Any = optax.apply_updates(drop_adapter(server.net), step)
         return server._replace(net=rest._replace(params=server.net.params | rest.params)), {}
 

@@ -101,16 +101,10 @@ def _load_model(path: str | os.PathLike, trust: bool) -> tuple[Callable[[PyTree,
         else:
             model, tree, description = export_model.load_model(path, find_model)
             apply = lambda net, x: model.apply(net, x)[0]
-    _warn_of_changed_code(path, description, lookups)
+    if changed := experiment.list_changed(description, experiment.list_code_digests(lookups)):
+        log.warning("%s was exported with another version of %s; today's code is used", path, ", ".join(changed))
     check_scaling(description, path)
     return apply, tree, description
-
-
-def _warn_of_changed_code(path: str | os.PathLike, description: Mapping[str, Any], lookups: Sequence[tuple[Callable, str]]) -> None:
-    """Warns of the user's own files that differ from those behind a saved model."""
-    now = experiment.list_code_digests(lookups).get("code", {})
-    if changed := sorted(name for name, digest in now.items() if description.get("code", {}).get(name, digest) != digest):
-        log.warning("%s was exported with another version of %s; today's code is used", path, ", ".join(changed))
 
 
 def _installed(find: Callable[[str], Callable[..., Any]]) -> Callable[[str], Callable[..., Any]]:

@@ -22,7 +22,7 @@ from fedjax_core.experiment.lookup import (
 from fedjax_core.experiment.python_overrides import switch_method
 from fedjax_core.experiment.resolve_config import STATISTICS, TASKS, ResolvedConfig, check_config, complete_config, resolve
 from fedjax_core.experiment.run_experiment import COMPILATION_CACHE, cache_compiled_programs, execute, load, use_all_cores
-from fedjax_core.experiment.run_facts import list_code_digests
+from fedjax_core.experiment.run_facts import list_changed, list_code_digests
 from fedjax_core.experiment.schema import Config
 from fedjax_core.experiment.sweep import Run, execute_all, group_seeds, seeds_at_once
 
@@ -49,6 +49,7 @@ __all__ = [
     "existing_input_files",
     "group_seeds",
     "is_divided_by_columns",
+    "list_changed",
     "list_code_digests",
     "load",
     "load_config",

@@ -209,15 +209,11 @@ def load(
 
 def _compare_files(folder: Path, recorded: Mapping[str, Any], resolved: ResolvedConfig) -> None:
     """Raises ValueError if a run had other weights, and warns if it had other code of the user's."""
-    if changed := _list_changed(recorded, run_facts.list_file_digests(resolved)):
+    if changed := run_facts.list_changed(recorded, run_facts.list_file_digests(resolved)):
         raise ValueError(f"{folder} was run with other contents of {', '.join(changed)}; give the files back that it began with")
-    if changed := _list_changed(recorded, run_facts.list_code_digests(resolved.lookups) | run_facts.list_given_digests(resolved)):
+    code = run_facts.list_code_digests(resolved.lookups) | run_facts.list_given_digests(resolved)
+    if changed := run_facts.list_changed(recorded, code):
         log.warning("%s was run with another version of %s; today's code is used", folder, ", ".join(changed))
-
-
-def _list_changed(recorded: Mapping[str, Any], now: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Returns the names of files and functions with other digests than those in run.json."""
-    return sorted(name for entry, of in now.items() for name in of if recorded.get(entry, {}).get(name, of[name]) != of[name])
 
 
 def _find_checkpoint(folder: Path, config: Config, done: int | None) -> tuple[Checkpoints, int]:

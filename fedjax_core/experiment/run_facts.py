@@ -44,6 +44,11 @@ def list_given_digests(resolved: ResolvedConfig) -> dict[str, Any]:
     return {f"given_code_py{sys.version_info[0]}{sys.version_info[1]}": digests} if digests else {}
 
 
+def list_changed(recorded: Mapping[str, Any], now: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Returns the names of files and functions whose digests are other ones than those that were recorded."""
+    return sorted(name for entry, of in now.items() for name in of if recorded.get(entry, {}).get(name, of[name]) != of[name])
+
+
 def describe_adversary(resolved: ResolvedConfig, population: int) -> dict[str, Any]:
     """Returns the attack and its clients."""
     clients = [] if resolved.adversary is None else resolved.adversary.client_ids(population, resolved.data.seed).tolist()

@@ -48,6 +48,7 @@ WRITTEN = (  # the other files of a run; a restart deletes these and nothing els
     *FIGURES,
     *("accuracy.csv", "partition.csv"),
 )
+FILE_DIGESTS = ("code", "weights", "model_files", "method_files")  # entries of run.json with digests of files by name
 RECORDED = {  # the schema of run.json
     "partition?": {
         "hash": str,
@@ -65,7 +66,7 @@ RECORDED = {  # the schema of run.json
     },
     "plan?": {"chunk": PositiveInt, "devices": PositiveInt, "model?": PositiveInt},
     f"{BEGUN_HERE}?": {"signature": str},
-    **{f"{name}?": {str: str} for name in ("code", "weights", "model_files", "method_files")},
+    **{f"{name}?": {str: str} for name in FILE_DIGESTS},
     "placement?": {"data?": str, "hold?": (str, type(None))},
 }
 

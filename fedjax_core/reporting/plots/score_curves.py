@@ -18,11 +18,11 @@ from fedjax_core.reporting.plots import style
 from fedjax_core.reporting.score_labels import axis_label, describe_score, is_accuracy
 from fedjax_core.reporting.summary import CLOCK
 from fedjax_core.storage.json_files import flatten, read_json
-from fedjax_core.storage.workdir import CONFIG, INCIDENTAL, METRICS, RECORDED, RUN, is_within
+from fedjax_core.storage.workdir import CONFIG, FILE_DIGESTS, INCIDENTAL, METRICS, RECORDED, RUN, is_within
 
 BAND = "mean and standard deviation over seeds"
 _IGNORED = ("seed", "data.seed", *INCIDENTAL)  # config fields that may differ between seeds of one experiment
-_FILES = ("code", "given_code", "weights", "model_files", "method_files")  # digests in run.json that seeds of one experiment share
+_SHARED = (*FILE_DIGESTS, "given_code")  # how entries of run.json begin that seeds of one experiment share
 _CONFIG = {"data?": dict}  # schema of a config
 _TABLE_RUN = re.compile(r"(.+)--(.+)--seed\d+--[0-9a-f]{8}")  # directory of a table's run: row, column, seed, hash
 
@@ -154,7 +154,7 @@ def _read_key_and_seeds(folder: Path) -> tuple[Any, Any]:
     config = flatten(read_json(file, _CONFIG))
     kept = {name: value for name, value in config.items() if value is not None and not is_within(name, _IGNORED)}
     records = read_json(folder / RUN, RECORDED) if (folder / RUN).exists() else {}
-    files = {name: value for name, value in records.items() if name.startswith(_FILES)}
+    files = {name: value for name, value in records.items() if name.startswith(_SHARED)}
     return repr((sorted(kept.items()), sorted(flatten(files).items()))), (config.get("seed"), config.get("data.seed"))
 
 

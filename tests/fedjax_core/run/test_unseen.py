@@ -51,7 +51,7 @@ def test_a_table_has_the_gap_of_the_methods_that_have_one(tmp_path):
 
 @pytest.mark.parametrize("clients", [6, 60])
 def test_a_pooled_method_records_one_client_and_the_unseen_ones(tmp_path, clients):
-    """Of 60 clients a file has the table."""
+    """Checks run.json, and label_table.csv, which is there for more than 50 clients."""
     made = config(centralized, clients=clients, unseen_clients=clients - 2)
     experiment.execute(made, str(tmp_path / "run"), progress=False, console=lambda text: None)
     recorded = read_json(tmp_path / "run" / "run.json")
