@@ -6,14 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 
 from fedjax_core import registry
+from fedjax_core.nn.kernels import batch_norm
 from fedjax_core.nn.kernels.conv import Padding, conv, describe_conv
 
 Array = jax.Array
 INITS = ("normal", "torch")  # how networks begin, see `make_initializers`
-EPSILON = 1e-5
 MOMENTUM = 0.9
 
 
@@ -95,29 +94,13 @@ class BatchNorm(nnx.Module):
             ones.
           mask: [B]; None: all.
         """
+        scale, bias = self.scale[...], self.bias[...]
         if not batch:
-            return self._affine(x, self.mean[...], self.var[...])
-        axes = tuple(range(x.ndim - 1))
-        count = x.size // x.shape[0] // x.shape[-1]
-        if mask is None:
-            n, real = jnp.float32(count * x.shape[0]), None
-        else:
-            real = jnp.reshape(mask, (-1,) + (1,) * (x.ndim - 1)) > 0
-            n, x = jnp.sum(real, dtype=jnp.float32) * count, jnp.where(real, x, 0)
-        wide = x.astype(jnp.float32)
-        mean = jnp.sum(wide, axes) / jnp.maximum(n, 1)
-        centred = wide - jnp.reshape(mean, (1,) * len(axes) + (-1,))
-        if real is not None:
-            centred = jnp.where(real, centred, 0)
-        var = jnp.sum(jnp.square(centred), axes) / jnp.maximum(n, 1)
-        self._move(lax.stop_gradient(mean), lax.stop_gradient(var), n)
-        return self._affine(x, mean, var)
-
-    def _affine(self, x: Array, mean: Array, var: Array) -> Array:
-        slope = self.scale[...] * lax.rsqrt(var + EPSILON)
-        shift = self.bias[...] - mean * slope
-        shape = (1,) * (x.ndim - 1) + (-1,)
-        return x * jnp.reshape(slope, shape).astype(x.dtype) + jnp.reshape(shift, shape).astype(x.dtype)
+            return batch_norm.scale_and_shift(x, scale, bias, self.mean[...], self.var[...])
+        is_real = None if mask is None else jnp.reshape(mask, (-1,) + (1,) * (x.ndim - 1)) > 0
+        y, statistics = batch_norm.normalize_batch(x, scale, bias, is_real)
+        self._move(*statistics)
+        return y
 
     def _move(self, mean: Array, var: Array, n: Array) -> None:
         rate = jnp.where(n > 0, 1 - MOMENTUM, 0.0)
@@ -132,7 +115,7 @@ class GroupNorm(nnx.Module):
     def __init__(self, features: int, *, groups: int = 32, rngs: nnx.Rngs):
         while features % groups:
             groups -= 1
-        self.norm = nnx.GroupNorm(features, num_groups=groups, epsilon=EPSILON, use_fast_variance=False, rngs=rngs)
+        self.norm = nnx.GroupNorm(features, num_groups=groups, epsilon=batch_norm.EPSILON, use_fast_variance=False, rngs=rngs)
 
     def __call__(self, x: Array, *, batch: bool = False, mask: Array | None = None) -> Array:
         """Normalizes x [B, ..., features]; `batch` and `mask` are BatchNorm's and unused."""

@@ -1,4 +1,4 @@
-"""Kernels: convolutions, pooling, attention and GELU that are fast where XLA's own are slow.
+"""Kernels: convolutions, pooling, attention, GELU and batch normalization where XLA's own are slow or large.
 
   conv          replaces `lax.conv_general_dilated`. Inside a loop XLA:CPU runs fast convolutions only
                 in the layout (NHWC, HWIO, NHWC), which gradients do not have; under `vmap` over
@@ -7,6 +7,7 @@
                 dtype and backend (`conv.describe_conv`).
   pool          replaces `lax.reduce_window`, whose gradient is `select_and_scatter`
   attention     replaces `jax.nn.dot_product_attention` and `jax.nn.gelu`
+  batch_norm    has a gradient for which no copy of the batch is kept
 
 Each computes the same function as what it replaces, up to rounding and the gradient of max-pooling
 where several entries are the largest. `use_kernels(False)` or FEDJAX_KERNELS=0 turns all off, to

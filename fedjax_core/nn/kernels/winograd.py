@@ -56,7 +56,14 @@ def _filtered(x: Array, factors: Grid, around: Around) -> Array:
         return y[:, :high, :wide]
 
     images = _images(len(x), high, wide, max(channels))
-    return lax.map(block, _blocks(x, images)).reshape(-1, high, wide, channels[1])[: len(x)]
+    padded = jnp.pad(x, ((0, -len(x) % images), (0, 0), (0, 0), (0, 0)))
+
+    def write(i: Array, y: Array) -> Array:
+        return lax.dynamic_update_slice_in_dim(y, block(lax.dynamic_slice_in_dim(padded, i * images, images)), i * images, 0)
+
+    # Zeros would be one array for all convolutions, kept from the first to the last and copied for each.
+    unwritten = jnp.broadcast_to(x[0, 0, 0, 0], (len(padded), high, wide, channels[1]))
+    return lax.fori_loop(0, len(padded) // images, write, unwritten)[: len(x)]
 
 
 def kernel_gradient(x: Array, dy: Array, around: Around) -> Array:

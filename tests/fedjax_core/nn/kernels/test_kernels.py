@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_core import nn
 from fedjax_core.nn import kernels
-from fedjax_core.nn.kernels import are_kernels_enabled, attention, conv, pool
+from fedjax_core.nn.kernels import are_kernels_enabled, attention, batch_norm, conv, pool
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +34,7 @@ OPERATIONS = {
     "winograd": (lambda k: conv.conv(draw(5, 2, 6, 6, 32), k), draw(6, 3, 3, 32, 32)),
     "few channels": (lambda k: conv.conv(draw(7, 2, 9, 9, 3), k), draw(8, 3, 3, 3, 8)),
     "tiny images": (lambda k: conv.conv(draw(9, 2, 2, 2, 3), k), draw(10, 3, 3, 3, 4)),
+    "batch_norm": (lambda x: batch_norm.normalize_batch(x, 1 + X[0, 0, 0], X[0, 0, 1], X[:, :1, :1, :1] < X[0, 0, 0, 0])[0], X),
     "max_pool": (lambda x: pool.max_pool(x, 3, 2, 1), X),
     "attend": (lambda q: attention.attend(q, KEY, VALUE), QUERY),
     "masked attend": (lambda q: attention.attend(q, KEY, VALUE, MASK), QUERY),
