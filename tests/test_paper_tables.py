@@ -1,6 +1,7 @@
 """Definitions of the papers' tables: cells, protocols, and counts that need no training."""
 
 import copy
+import dataclasses
 import functools
 import importlib.util
 from pathlib import Path
@@ -15,6 +16,7 @@ from configs.tables.fedpft import all_methods as fedpft
 from configs.tables.private import mechanisms
 from fedjax_core import experiment
 from fedjax_core.commands import tables
+from fedjax_core.commands.tables import comparability, table_cells
 from fedjax_core.experiment.uplink_options import account_privacy
 from tests import test_configs
 from tests.fedjax_core.commands.small_tables import paper_cells, run
@@ -29,11 +31,20 @@ DEFINITIONS = sorted(
 @pytest.mark.parametrize("variant", base.VARIANTS)
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_every_table_is_well_defined(name, variant):
-    """Every cell of its first seed: those of the others differ in the seed alone."""
+    """Every cell of `paper` at its first seed; of other variants, each row and each column: their combinations are the same."""
     table = tables.read_definition(f"configs/tables/{name}.py", variant)
     assert len(set(table.seeds)) == len(table.seeds) > 0
-    cells = paper_cells(name) if variant == "paper" else tables.build_cells(table, variant, table.seeds[:1])
-    assert len(cells) == len({cell.name for cell in cells}) == len(table.rows) * len(table.columns)
+    if variant == "paper":
+        cells = paper_cells(name)
+        assert len(cells) == len({cell.name for cell in cells}) == len(table.rows) * len(table.columns)
+        return
+    table_cells.check_definition(table)
+    first = [(row, table.columns[0]) for row in table.rows]
+    each = first + [(table.rows[0], column) for column in table.columns[1:]]
+    cells = [table_cells.build_cell(table, row, column, table.seeds[0], variant) for row, column in each]
+    assert len(cells) == len({cell.name for cell in cells})
+    of_column = dataclasses.replace(table, columns=table.columns[:1])
+    comparability.check_rows_comparable(of_column, table_cells.configs_of(cells[: len(first)]))
 
 
 def names(table: str) -> set[str]:
