@@ -61,7 +61,7 @@ class EnginePlansTest(chex.TestCase):
     @parameterized.named_parameters(
         (f"{name}_{chunk}x{devices}", name, (chunk, devices))
         for name, chunk, devices in [
-            *(("fedavg", *plan) for plan in [(5, 1), (3, 1), (1, 8), (2, 3)]),
+            *(("fedavg", *plan) for plan in [(5, 1), (1, 8), (2, 3)]),
             *((name, 2, 2) for name in ("scaffold", "fedhe_mixed", "fedamp")),
         ]
     )
