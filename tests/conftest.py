@@ -22,10 +22,11 @@ from tests import launch, quick
 os.environ["XLA_FLAGS"] = quick.flags(os.environ)
 os.environ["FEDJAX_CACHE"] = ""  # tests do not cache decoded images
 os.fsync = lambda fd: None  # no test survives a power cut; to wait for the disk takes a twentieth of the time
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # of other processes: a fifth of the time to lower and compile a program
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
-jax.config.update("jax_traceback_in_locations_limit", 0)  # a fifth of the time to lower and compile a program
+jax.config.update("jax_traceback_in_locations_limit", 0)  # here too
 
 
 def pytest_configure(config):

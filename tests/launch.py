@@ -79,9 +79,7 @@ class Launcher:
         """Starts the parent process; `directory` is for streams."""
         self._directory, self._count = directory, 0
         environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
-        environment |= {"JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1"}
-        environment |= {"JAX_COMPILATION_CACHE_DIR": os.environ["FEDJAX_TEST_PROGRAMS"]}
-        environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+        environment |= {"JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1"} | quick.cache_variables()
         self._parent = subprocess.Popen(
             [sys.executable, "-m", "tests.launch"], cwd=ROOT, env=environment, text=True, stdin=-1, stdout=-1
         )

@@ -1,5 +1,6 @@
 """XLA flags for tests: they cut compile time to a third, for programs that run for milliseconds."""
 
+import os
 from collections.abc import Mapping
 
 import jaxlib
@@ -25,3 +26,9 @@ def flags(environment: Mapping[str, str]) -> str:
     gone = next((flag for version, flag in GONE.items() if jaxlib.__version__.startswith(version)), None)
     added = (f"--{name}={value}" for name, value in FLAGS.items() if name not in given and name != gone)
     return " ".join([given, *added]).strip()
+
+
+def cache_variables() -> dict[str, str]:
+    """Returns variables with which other processes share the session's compiled programs, small ones too."""
+    cache = {"JAX_COMPILATION_CACHE_DIR": os.environ["FEDJAX_TEST_PROGRAMS"]}
+    return cache | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}

@@ -111,7 +111,8 @@ def test_notebook_runs_where_the_wheel_is(notebook, installed, data_folder, monk
     (kernel / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "wheel", "language": "python"}))
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    monkeypatch.setenv("XLA_FLAGS", quick.flags({}))  # most of a notebook's time is compiling
+    for name, value in ({"XLA_FLAGS": quick.flags({})} | quick.cache_variables()).items():  # most of a notebook's time is compiling
+        monkeypatch.setenv(name, value)
     read = nbformat.read(notebook, as_version=4)
     for written, shorter in SHORTER.get(notebook.stem, {}).items():
         assert sum(cell.source.count(written) for cell in read.cells) == 1

@@ -291,6 +291,7 @@ def test_the_example_of_a_method_lives_outside(tmp_path):
         shutil.copy(file, tmp_path)
     (tmp_path / "conftest.py").write_text("import jax\n\njax.config.update('jax_num_cpu_devices', 2)\n")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": quick.flags({}), "JAX_PLATFORMS": "cpu"}
+    environment |= quick.cache_variables()
 
     def ended(*arguments: str) -> str:
         command = [sys.executable, "-m", *arguments]
