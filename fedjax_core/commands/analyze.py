@@ -23,7 +23,7 @@ from fedjax_core.commands.analyses import figures, tables
 from fedjax_core.commands.analyses.context import TRUST, AnalysisContext, RunLoader
 from fedjax_core.commands.analyses.figures import ATTENDED, EMBEDDED, SCOPES
 from fedjax_core.commands.main import run_and_exit
-from fedjax_core.reporting import console, reporter
+from fedjax_core.reporting import console
 from fedjax_core.storage.workdir import CONFIG, METRICS
 
 __all__ = ["AnalysisContext", "RunLoader", "analyse", "main"]
@@ -84,7 +84,7 @@ def analyse(what: Sequence[str], context: AnalysisContext) -> list[Path]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = reporter.Parser("fedjax-core analyse", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = console.Parser("fedjax-core analyse", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     listed = "\n".join(f"  {name:14} {(function.__doc__ or '').partition(chr(10))[0]}" for name, function in WHAT.items())
     parser.epilog = f"analyses:\n{listed}"
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run")
@@ -191,13 +191,13 @@ def main(arguments: Sequence[str]) -> int:
             given.axis,
         )
     except ValueError as error:
-        return reporter.fail(error, 2)
+        return console.fail(error, 2)
 
     def write_analyses() -> None:
         experiment.cache_compiled_programs(given.compilation_cache)
         experiment.use_all_cores()
         for file in analyse(what, context):
-            reporter.say(file.read_text(encoding="utf-8").rstrip() if file.suffix == ".md" else str(file))
+            console.say(file.read_text(encoding="utf-8").rstrip() if file.suffix == ".md" else str(file))
 
     return console.run_command(write_analyses)
 

@@ -30,7 +30,7 @@ from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.data.target_types import require_classes
 from fedjax_core.engine.simulator import Simulator
 from fedjax_core.experiment.ledger import ExampleLedger, make_ledger
-from fedjax_core.reporting import console, reporter
+from fedjax_core.reporting import console
 from fedjax_core.reporting.terminal import write_text
 from fedjax_core.storage.json_files import read_json, to_json_values, write_json
 from fedjax_core.task import Model
@@ -272,7 +272,7 @@ def report_lines(results: dict[str, Any]) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = reporter.Parser("fedjax-core audit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = console.Parser("fedjax-core audit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="directory of a run")
     parser.add_argument("--out", help="where the files go; by default audit/ of the run's directory")
     parser.add_argument("--shadows", type=int, default=0, help="trained models of the likelihood ratio, an even number")
@@ -303,7 +303,7 @@ def main(arguments: Sequence[str]) -> int:
             if given.get(name, 1) < 1:
                 raise ValueError(f"--{name}={given[name]} must be at least 1")
     except ValueError as error:
-        return reporter.fail(error, 2)
+        return console.fail(error, 2)
 
     def write_audit() -> None:
         experiment.cache_compiled_programs(experiment.COMPILATION_CACHE)

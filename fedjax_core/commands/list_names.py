@@ -33,7 +33,7 @@ from fedjax_core.experiment import lookup
 from fedjax_core.experiment.schema import FIELDS
 from fedjax_core.language import instruction_task as language
 from fedjax_core.nn.from_nnx import FIXED_OPTIONS
-from fedjax_core.reporting import loggers, reporter
+from fedjax_core.reporting import console, loggers
 from fedjax_core.reporting.terminal import write_text
 from fedjax_core.training import adapters, local_training
 from fedjax_core.training.augment import pipeline
@@ -256,7 +256,7 @@ def describe_name(kind: str, name: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = reporter.Parser("fedjax-core list", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = console.Parser("fedjax-core list", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", nargs="?", help=f"one of {', '.join([FIELDS_KIND, *SECTIONS, *FILES])}")
     parser.add_argument("name", nargs="?", help="one of the kind")
     return parser
@@ -272,7 +272,7 @@ def main(arguments: Sequence[str]) -> int:
             registry.check_choice("kind", given.kind, [FIELDS_KIND, *SECTIONS, *FILES])
             text = describe_kind(given.kind) if given.name is None else describe_name(given.kind, given.name)
     except ValueError as error:
-        return reporter.fail(error, 2)
+        return console.fail(error, 2)
     write_text(text)
     return 0
 

@@ -21,7 +21,7 @@ from fedjax_core.commands.main import run_and_exit
 from fedjax_core.data import sources
 from fedjax_core.experiment import lookup
 from fedjax_core.registry import ENTRY_POINT_GROUPS
-from fedjax_core.reporting import reporter
+from fedjax_core.reporting import console
 
 KINDS = {"method": "method", "model": "model", "data": "data set", "table": None}  # and of which entry points
 
@@ -77,7 +77,7 @@ def check_name(kind: str, name: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = reporter.Parser("fedjax-core new", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = console.Parser("fedjax-core new", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=list(KINDS), help="what the folder is for")
     parser.add_argument("name", help="of the module, and of the function, class or table in it")
     parser.add_argument("--folder", help="a new one; the default has the name")
@@ -97,9 +97,9 @@ def main(arguments: Sequence[str]) -> int:
         given = _parser().parse_args(arguments)
         files = write_project(given.kind, given.name, Path(given.folder or given.name).expanduser())
     except ValueError as error:
-        return reporter.fail(error, 2)
+        return console.fail(error, 2)
     except OSError as error:
-        return reporter.fail(error, 1)
+        return console.fail(error, 1)
     folder, table = files[0].parent, f"fedjax-core table {given.name}.py --variant=smoke --seeds=0"
     run = table if given.kind == "table" else "fedjax-core run config.py:smoke"
     sys.stdout.write("".join(f"{file}\n" for file in files))

@@ -17,11 +17,11 @@ from typing import Any, Self
 
 from fedjax_core.atomic_files import write_csv, write_text
 from fedjax_core.reporting import client_scores
-from fedjax_core.reporting.console import Parser, fail, one_line, readable_size, readable_time, say
+from fedjax_core.reporting.console import readable_time, say
 from fedjax_core.reporting.loggers import TensorBoardWriter
 from fedjax_core.reporting.metrics_log import CSV, read_records, restore_records
-from fedjax_core.reporting.score_labels import is_accuracy, is_headline
-from fedjax_core.reporting.summary import Series, collect_history, format_score, format_summary, summarize_records
+from fedjax_core.reporting.score_labels import is_headline
+from fedjax_core.reporting.summary import format_score, summarize_records
 from fedjax_core.storage.json_files import JsonLinesFile, format_json_lines, to_json_values, write_json
 from fedjax_core.storage.workdir import METRICS, WorkDir
 
@@ -32,20 +32,6 @@ with warnings.catch_warnings():  # without ipywidgets a notebook gets a text bar
 SUMMARY, TENSORBOARD = "summary.json", "tensorboard"
 ENDED = "peak_memory_bytes"  # a fact that only the summary of a run without error has
 HEADLINE = ("test/global/accuracy", "test/personal/own/accuracy/mean")  # in order of preference
-__all__ = [
-    "Parser",
-    "Reporter",
-    "Series",
-    "collect_history",
-    "fail",
-    "format_summary",
-    "is_accuracy",
-    "one_line",
-    "readable_size",
-    "readable_time",
-    "say",
-    "summarize_records",
-]
 
 
 class Reporter:

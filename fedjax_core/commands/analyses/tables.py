@@ -13,7 +13,7 @@ from fedjax_core.commands.analyses.context import AnalysisContext, RunLoader, fe
 from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.language import generation
 from fedjax_core.language import instruction_task as language
-from fedjax_core.reporting import analysis, reporter
+from fedjax_core.reporting import analysis, console
 from fedjax_core.storage.export_model import find_trained_network
 from fedjax_core.storage.json_files import read_json, write_json
 
@@ -51,7 +51,7 @@ def collect_answers(
     try:
         write_json(run / ANSWERS, stored | {key: {"round": round_num, "rows": records}})
     except OSError as error:
-        reporter.say(f"{reporter.one_line(error)}; the answers will be written anew next time")
+        console.say(f"{console.one_line(error)}; the answers will be written anew next time")
     return records
 
 
@@ -112,7 +112,7 @@ def write_communication(context: AnalysisContext, load: RunLoader) -> list[Path]
             total[1] += row["bytes"]
     sums = dict(sorted(sums.items(), key=lambda item: item[0][-1] == "all"))
     shown = [
-        dict(zip(("run", "group", "way", "part"), key, strict=True)) | {"numbers": f"{n:,}", "size": reporter.readable_size(b)}
+        dict(zip(("run", "group", "way", "part"), key, strict=True)) | {"numbers": f"{n:,}", "size": console.readable_size(b)}
         for key, (n, b) in sums.items()
     ]
     return [context.out / "communication.csv", write_markdown(context.out / "communication.md", shown)]

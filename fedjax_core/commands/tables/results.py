@@ -22,9 +22,9 @@ from fedjax_core.commands.tables.table_cells import Cell, configs_of
 from fedjax_core.commands.tables.trials import SearchProgress
 from fedjax_core.data import digest
 from fedjax_core.data.federated_data import FederatedData, pool_clients
-from fedjax_core.reporting import metrics_log, reporter, score_labels
+from fedjax_core.reporting import console, metrics_log, reporter, score_labels
 from fedjax_core.reporting.rounds_to_target import interpolate_crossing
-from fedjax_core.reporting.summary import CLOCK
+from fedjax_core.reporting.summary import CLOCK, collect_history, summarize_records
 from fedjax_core.run import MAY_DIFFER, check_inputs, check_partition
 from fedjax_core.storage.json_files import read_json, to_json_values
 from fedjax_core.storage.workdir import CONFIG, DATA, RECORDED, RUN, compare_configs
@@ -210,7 +210,7 @@ def read_result(table: Definition, folder: Path, cell: Cell, data: FederatedData
     facts = ended["facts"]
     targets = column_targets(table, cell.column)
     records = metrics_log.read_complete_records(workdir, ended["rounds"])  # another process may be extending the run
-    summary = reporter.summarize_records(records, targets, cell.config.evaluation.last_k, cell.config.evaluation.get("select"))
+    summary = summarize_records(records, targets, cell.config.evaluation.last_k, cell.config.evaluation.get("select"))
     metrics, values, scores, reached = summary["metrics"], {}, {}, {}
     rounds = {"last": ended["rounds"], "selected": summary.get("selected", {"round": 0})["round"]}
     clients: dict[str, client_statistics.ClientValues] = {}
@@ -284,7 +284,7 @@ def _lacks_unseen(measure: Any, metrics: Mapping[str, Any]) -> bool:
 
 def _count_to_target(measure: Any, score: str, target: float, records: Sequence[Mapping[str, Any]]) -> float:
     """Returns the rounds or simulated seconds until a score reaches a target."""
-    history = reporter.collect_history(records)
+    history = collect_history(records)
     rounds_or_seconds, achieved = history[score].rounds.tolist(), history[score].values.tolist()
     if measures.counts_seconds(measure):
         if CLOCK not in history:
@@ -404,5 +404,5 @@ class TableData:
                 return digests | (of_clients if by_columns else {})
             except (ValueError, OSError) as error:
                 what = "its finished runs are taken up without comparing their data"
-                self._say(f"{cell.column}: {what}, which cannot be read: {reporter.one_line(error)}")
+                self._say(f"{cell.column}: {what}, which cannot be read: {console.one_line(error)}")
                 return {}

@@ -30,7 +30,7 @@ from fedjax_core.commands.tables.writers import make_folder, remove_differences,
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine.heap import trim_heap
 from fedjax_core.engine.simulator import Diverged
-from fedjax_core.reporting import reporter, score_labels
+from fedjax_core.reporting import console, score_labels
 from fedjax_core.run import CallbackFailed
 from fedjax_core.storage.workdir import FIGURES, METRICS, DirectoryInUse
 
@@ -56,7 +56,7 @@ def run(
     only: Iterable[str] = (),
     seeds: Sequence[int] | None = None,
     progress: bool | None = None,
-    say: Callable[[str], None] = reporter.say,
+    say: Callable[[str], None] = console.say,
 ) -> Outcome:
     """Runs what is missing of a table, and writes the table.
 
@@ -254,7 +254,7 @@ class TableRunner:
         for job, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, DirectoryInUse):
                 self._held.add((job.cell.name, job.cell.config.rounds))
-                self._say(f"left for later: {job.cell}: {reporter.one_line(outcome)}")
+                self._say(f"left for later: {job.cell}: {console.one_line(outcome)}")
             elif isinstance(outcome, Exception) and not isinstance(outcome, CallbackFailed) and self._is_scored(job.cell):
                 self._say(f"done by another process: {job.cell}")
             elif isinstance(outcome, Exception):
@@ -331,8 +331,8 @@ class TableRunner:
         if isinstance(ended, Diverged):
             if cell.trial is None:
                 raise ended
-            mark_as_diverged(self._folder, cell, reporter.one_line(ended))
-            self._say(f"diverged, so it counts as the worst: {cell}: {reporter.one_line(ended)}")
+            mark_as_diverged(self._folder, cell, console.one_line(ended))
+            self._say(f"diverged, so it counts as the worst: {cell}: {console.one_line(ended)}")
         if cell.trial is None:
             if not ended.stopped and not is_finished(self._folder, cell):
                 raise ValueError(
@@ -393,7 +393,7 @@ class TableRunner:
         try:
             return read(cell)
         except (ValueError, TypeError, OSError) as error:
-            self._fail([cell], str(cell), reporter.one_line(error))
+            self._fail([cell], str(cell), console.one_line(error))
             return None
 
     def _catch_up(self) -> None:
@@ -425,7 +425,7 @@ class TableRunner:
             for run in (run for trial in study.trials for run in trial.cells):
                 self._data.check_inputs(run)
         except (ValueError, OSError) as error:
-            self._searches.failures[pair] = reporter.one_line(error)
+            self._searches.failures[pair] = console.one_line(error)
             self._fail_pair(pair, self._searches.failures[pair])
             return
         self._settled.add(pair)
@@ -452,13 +452,13 @@ class TableRunner:
 
     def _record_failure(self, cell: Cell, error: Exception) -> str:
         """Records why a run failed, with its traceback in a file; returns it."""
-        why, log = reporter.one_line(error), self._log(cell)
+        why, log = console.one_line(error), self._log(cell)
         self._say(f"failed: {cell}: {why}")
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             write_text(log, "".join(traceback.format_exception(error)))
         except OSError as unwritten:  # such as a full disk, which may be why the run failed
-            self._say(f"its traceback is not kept: {reporter.one_line(unwritten)}")
+            self._say(f"its traceback is not kept: {console.one_line(unwritten)}")
         if cell.trial is not None:
             return f"trial {cell.trial}: {why}"
         self.failures[cell.name] = why
@@ -493,7 +493,7 @@ class TableRunner:
             with Beat(f"drawing the figures of {cell}", self._say):
                 plot_run(workdir)
         except Exception as error:  # a figure must not end the table
-            self._say(f"no figures of {cell}: {reporter.one_line(error)}")
+            self._say(f"no figures of {cell}: {console.one_line(error)}")
 
     def _draw(self) -> None:
         from fedjax_core.commands.tables.difference_figure import draw_differences  # loads matplotlib

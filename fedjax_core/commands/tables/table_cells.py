@@ -17,7 +17,7 @@ from fedjax_core.commands.tables import definition, measures
 from fedjax_core.commands.tables.comparability import check_rows_comparable
 from fedjax_core.commands.tables.definition import Definition, check_definition, check_targets, column_targets
 from fedjax_core.experiment import schema
-from fedjax_core.reporting import reporter
+from fedjax_core.reporting import console
 from fedjax_core.storage.json_files import to_json_values
 from fedjax_core.storage.workdir import INCIDENTAL
 
@@ -93,7 +93,7 @@ def build_cell(
         for measure in table.measures:
             measures.check_scores(measure, config, resolved)
     except Exception as error:  # get_config is the user's code too
-        raise ValueError(f"{where}: {reporter.one_line(error)}") from error
+        raise ValueError(f"{where}: {console.one_line(error)}") from error
     files = experiment.existing_input_files(resolved)
     own = code_fingerprint.hash_own_files(resolved.lookups) | code_fingerprint.hash_files(files)
     labels = f"{definition.slugify(row.label)}--{definition.slugify(column.label)}"
@@ -151,7 +151,7 @@ def _set_field(config: Any, field: str, value: Any) -> None:
         with group.unlocked():
             group[last] = value
     except TypeError as error:
-        raise ValueError(f"{field}={value!r}: {reporter.one_line(error)}") from None
+        raise ValueError(f"{field}={value!r}: {console.one_line(error)}") from None
 
 
 def _list_fields(config: ConfigDict, prefix: str = "") -> list[str]:

@@ -7,7 +7,8 @@ from fedjax_core.atomic_files import write_text
 from fedjax_core.commands.tables.progress import Job
 from fedjax_core.commands.tables.search import Study, StudyStatus, Trial, add_proposed_trial, compute_status
 from fedjax_core.commands.tables.table_cells import Cell
-from fedjax_core.reporting import metrics_log, reporter
+from fedjax_core.reporting import console, metrics_log, reporter
+from fedjax_core.reporting.summary import summarize_records
 from fedjax_core.run.early_stopping import SELECTED
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json
@@ -48,7 +49,7 @@ class SearchProgress:
             try:
                 self.read_run(study, run)
             except (ValueError, TypeError, OSError) as error:
-                self.failures.setdefault(pair, reporter.one_line(error))
+                self.failures.setdefault(pair, console.one_line(error))
 
     def read_run(self, study: Study, run: Cell) -> bool:
         """Reads the score of a run, if it is done; returns whether it is."""
@@ -74,7 +75,7 @@ class SearchProgress:
             try:
                 self.studies[pair] = add_proposed_trial(study, status)
             except (ValueError, TypeError, OSError) as error:
-                self.failures[pair] = reporter.one_line(error)
+                self.failures[pair] = console.one_line(error)
                 return status._replace(chosen=None)
             self._read_trials(pair, self.studies[pair].trials[-1:])
 
@@ -108,7 +109,7 @@ def read_score(workdir: Path, run: Cell, measure: tuple[str, ...]) -> float | No
     if len(records) < ended["rounds"]:
         records = metrics_log.read_complete_records(workdir, ended["rounds"])  # another process may be writing there
     select = run.config.evaluation.get("select")
-    metrics = reporter.summarize_records([record for record in records if record["round"] <= rounds], select=select)["metrics"]
+    metrics = summarize_records([record for record in records if record["round"] <= rounds], select=select)["metrics"]
     name = next((name for name in measure if name in metrics), None)
     statistic = "selected" if select else "last"
     if name is None or statistic not in metrics[name]:

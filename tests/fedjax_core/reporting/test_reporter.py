@@ -17,7 +17,9 @@ from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttribut
 from tensorboardX.record_writer import masked_crc32c
 
 from fedjax_core.atomic_files import write_text
-from fedjax_core.reporting.reporter import Reporter, fail, format_summary, say, summarize_records
+from fedjax_core.reporting.console import fail, say
+from fedjax_core.reporting.reporter import Reporter
+from fedjax_core.reporting.summary import format_summary, summarize_records
 from fedjax_core.storage.json_files import format_json_lines, read_json, read_jsonl
 from fedjax_core.storage.workdir import WorkDir
 
