@@ -83,8 +83,8 @@ def analyse(what: Sequence[str], context: AnalysisContext) -> list[Path]:
     return [file for function in functions for file in function(context, load)]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = console.Parser("fedjax-core analyse", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser() -> console.Parser:
+    parser = console.Parser("analyse", __doc__)
     listed = "\n".join(f"  {name:14} {(function.__doc__ or '').partition(chr(10))[0]}" for name, function in WHAT.items())
     parser.epilog = f"analyses:\n{listed}"
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run")

@@ -10,7 +10,6 @@ What an earlier audit of the same model found stays there.
 The run's data must still be where it found them. docs/pages/audit.md explains the numbers.
 """
 
-import argparse
 import copy
 import os
 import sys
@@ -271,8 +270,8 @@ def report_lines(results: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = console.Parser("fedjax-core audit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser() -> console.Parser:
+    parser = console.Parser("audit", __doc__)
     parser.add_argument("run", help="directory of a run")
     parser.add_argument("--out", help="where the files go; by default audit/ of the run's directory")
     parser.add_argument("--shadows", type=int, default=0, help="trained models of the likelihood ratio, an even number")

@@ -11,7 +11,6 @@ heads, is saved as what its method predicts with (own layout only). The data mus
 run found them; the run's directory is only read.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -187,8 +186,8 @@ def _choose_model(method: str, names: Sequence[str], client: int | None, model: 
     return own[0] if model is None else model
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = console.Parser("fedjax-core export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser() -> console.Parser:
+    parser = console.Parser("export", __doc__)
     parser.add_argument("run", help="directory of a run")
     parser.add_argument("--out", required=True, help="the file, such as model.safetensors")
     parser.add_argument("--client", type=int, help="whose model; by default the global one")

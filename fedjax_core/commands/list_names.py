@@ -7,7 +7,6 @@ fedjax-core list partitions dirichlet   one of them: its options and what they m
 fedjax-core list fields data            fields of a config, here config.data.*; all of them without a name
 """
 
-import argparse
 import ast
 import dataclasses
 import inspect
@@ -255,8 +254,8 @@ def describe_name(kind: str, name: str) -> str:
     return "\n\n".join(text for text in texts if text)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = console.Parser("fedjax-core list", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser() -> console.Parser:
+    parser = console.Parser("list", __doc__)
     parser.add_argument("kind", nargs="?", help=f"one of {', '.join([FIELDS_KIND, *SECTIONS, *FILES])}")
     parser.add_argument("name", nargs="?", help="one of the kind")
     return parser

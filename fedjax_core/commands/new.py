@@ -7,7 +7,6 @@ The folder has the code, a config that runs at once, a test, a README, and a pyp
 entry point announces the code to every config and table once it is installed.
 """
 
-import argparse
 import importlib.metadata
 import keyword
 import sys
@@ -76,8 +75,8 @@ def check_name(kind: str, name: str) -> None:
         )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = console.Parser("fedjax-core new", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser() -> console.Parser:
+    parser = console.Parser("new", __doc__)
     parser.add_argument("kind", choices=list(KINDS), help="what the folder is for")
     parser.add_argument("name", help="of the module, and of the function, class or table in it")
     parser.add_argument("--folder", help="a new one; the default has the name")

@@ -8,7 +8,6 @@ to its size; or from an array [n, H, W, C] in a .npy or .npz file, which must ha
 Images of 16 bits are scaled by their depth. `fedjax_core.commands.export` saves models.
 """
 
-import argparse
 import io
 import logging
 import math
@@ -223,8 +222,8 @@ def _warn_of_scale(path: Path, x: np.ndarray, description: Mapping[str, Any]) ->
         )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = console.Parser("fedjax-core predict", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser() -> console.Parser:
+    parser = console.Parser("predict", __doc__)
     parser.add_argument("model", help="a saved model")
     parser.add_argument("examples", help="a folder of images, one image, or a .npy or .npz file")
     parser.add_argument("--out", default="predictions.csv", help="the table; by default predictions.csv")

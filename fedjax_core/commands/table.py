@@ -9,7 +9,6 @@ A table is named by its bare name (`fedjax-core list tables`) or by a file of yo
 command again goes on where it was stopped, and runs what has changed in the definition.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 
@@ -19,8 +18,8 @@ from fedjax_core.commands.main import run_and_exit
 from fedjax_core.reporting import console
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = console.Parser("fedjax-core table", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser() -> console.Parser:
+    parser = console.Parser("table", __doc__)
     parser.add_argument("name", nargs="?", help="definition, by its bare name or as a file")
     parser.add_argument("--table", help="the same, such as a file like those in configs/tables/")
     parser.add_argument("--workdir", required=True, help="directory of the runs and of table.md, table.csv, table.tex")

@@ -10,24 +10,19 @@ import math
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from fedjax_core.atomic_files import write_csv, write_text
 from fedjax_core.reporting import client_scores
-from fedjax_core.reporting.console import readable_time, say
+from fedjax_core.reporting.console import readable_time, say, tqdm
 from fedjax_core.reporting.loggers import TensorBoardWriter
 from fedjax_core.reporting.metrics_log import CSV, read_records, restore_records
 from fedjax_core.reporting.score_labels import is_headline
 from fedjax_core.reporting.summary import format_score, summarize_records
 from fedjax_core.storage.json_files import JsonLinesFile, format_json_lines, to_json_values, write_json
 from fedjax_core.storage.workdir import METRICS, WorkDir
-
-with warnings.catch_warnings():  # without ipywidgets a notebook gets a text bar and a warning
-    warnings.simplefilter("ignore")
-    from tqdm.auto import tqdm
 
 SUMMARY, TENSORBOARD = "summary.json", "tensorboard"
 ENDED = "peak_memory_bytes"  # a fact that only the summary of a run without error has
