@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from absl.flags import Error as FlagError
 from absl.flags import UnrecognizedFlagError
 
 from fedjax_core import code_fingerprint, option_types, own_packages, registry
@@ -23,6 +24,7 @@ from fedjax_core.experiment import schema
 from fedjax_core.own_packages import HOME
 
 MORE = "see --help"
+ERRORS = (FlagError, ValueError, LookupError, AttributeError, TypeError, OSError, ImportError, SyntaxError)  # of `parse_flags`
 HELP = {"--help", "-h", "-help", "--helpshort", "--helpfull"}
 LONGEST = 400  # characters of an error that a config's own code raises
 FOLDERS = {"config": HOME / "configs", "table": HOME / "configs" / "tables"}
@@ -102,9 +104,12 @@ def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequ
       (the flags, fields of the method for `experiment.switch_method`: another method's, or options that
       the config does not have; {} if there are none).
     """
-    _refuse_repeated(split_config(arguments)[1])
+    named, rest = split_config(arguments)
+    _refuse_repeated(rest)
     with _without_absl_warnings():
-        line, method_of = _make_line(arguments, command)
+        name, colon, variant = named.partition(":")
+        file = f"--config={find_file('config', name)}{colon}{variant}"
+        line, method_of = _take_method([command, file, *rest])  # the file first, since what follows changes it
         line, nones = _take_nones(line)
         _check_several(line)
         try:
@@ -112,13 +117,13 @@ def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequ
         except (AttributeError, KeyError):  # a field that the config does not have
             parts = _split_flags(line)
             config = _parse(flags_of, _join_words(part for part in parts if not part.field)).config
-            schema.check_complete(config, split_config(arguments)[0])
+            schema.check_complete(config, named)
             more = [part for part in parts if part.field and not schema.has_field(config.method, ".".join(part.field))]
             if not more:
                 raise
             flags = _parse(flags_of, _join_words(part for part in parts if part not in more))
             method_of = _nest_fields(more)
-    schema.check_complete(flags.config, split_config(arguments)[0])
+    schema.check_complete(flags.config, named)
     for field in nones:
         if field not in schema.FIELDS and not schema.has_field(flags.config, field):
             hint = option_types.did_you_mean(field, [f"optimizer.{name}" for name in flags.config.optimizer])
@@ -186,17 +191,6 @@ def _without_absl_warnings() -> Iterator[None]:
         yield
     finally:
         log.setLevel(before)
-
-
-def _make_line(arguments: Sequence[str], command: str) -> tuple[list[str], dict[str, Any]]:
-    """Returns the line that absl parses: the config's file first, since what follows changes it.
-
-    Returns:
-      (the line, fields of another method for `experiment.switch_method`; {} if it names none).
-    """
-    config, rest = split_config(arguments)
-    name, colon, variant = config.partition(":")
-    return _take_method([command, f"--config={find_file('config', name)}{colon}{variant}", *rest])
 
 
 def split_config(arguments: Sequence[str]) -> tuple[str, list[str]]:

@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
         if given.clients is not None and config_line.sets_field(arguments, "data.clients"):
             raise ValueError(f"--clients={given.clients} is the same as --config.data.clients; give one of them")
         counts = _read_counts(given)
-    except (flags.Error, ValueError, LookupError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
+    except config_line.ERRORS as error:
         return console.fail(config_line.describe_flag_error(error, arguments), 2)
     try:
         if method_of and (message := experiment.switch_method(given.config, method_of)):

@@ -116,7 +116,7 @@ def main(arguments: Sequence[str]) -> int:
         if seeds is not None and config_line.sets_field(arguments, "seed"):
             raise ValueError(f"--seeds={given.seeds} and --config.seed={given.config.seed} choose seeds; give one of them")
         distributed.check_process_flags(given.distributed, given.coordinator, given.processes, given.process)
-    except (flags.Error, ValueError, LookupError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
+    except config_line.ERRORS as error:
         return console.fail(config_line.describe_flag_error(error, arguments), 2)
     try:
         if method_of and (message := experiment.switch_method(given.config, method_of)):
