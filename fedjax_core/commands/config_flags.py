@@ -22,6 +22,7 @@ from absl.flags import UnrecognizedFlagError
 from fedjax_core import code_fingerprint, option_types, own_packages, registry
 from fedjax_core.experiment import schema
 from fedjax_core.own_packages import HOME
+from fedjax_core.storage.json_files import unflatten
 
 MORE = "see --help"
 ERRORS = (FlagError, ValueError, LookupError, AttributeError, TypeError, OSError, ImportError, SyntaxError)  # of `parse_flags`
@@ -42,12 +43,12 @@ class _Flag(NamedTuple):
 
     Attributes:
       words: of the line: one, or a flag of the method and the value after it.
-      field: of a flag of the method, below config.method; () of everything else.
+      field: of a flag of the method, below config.method; "" of everything else.
       value: of a flag of the method.
     """
 
     words: list[str]
-    field: tuple[str, ...]
+    field: str
     value: Any
 
 
@@ -118,11 +119,11 @@ def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequ
             parts = _split_flags(line)
             config = _parse(flags_of, _join_words(part for part in parts if not part.field)).config
             schema.check_complete(config, named)
-            more = [part for part in parts if part.field and not schema.has_field(config.method, ".".join(part.field))]
+            more = [part for part in parts if part.field and not schema.has_field(config.method, part.field)]
             if not more:
                 raise
             flags = _parse(flags_of, _join_words(part for part in parts if part not in more))
-            method_of = _nest_fields(more)
+            method_of = unflatten({part.field: part.value for part in more})
     schema.check_complete(flags.config, named)
     for field in nones:
         if field not in schema.FIELDS and not schema.has_field(flags.config, field):
@@ -219,7 +220,7 @@ def _take_method(line: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """Returns (the line without its flags of config.method, their fields) where they name a method,
     which may be another one than the config's, with other options; else (the line, {})."""
     parts = _split_flags(line)
-    fields = _nest_fields(part for part in parts if part.field)
+    fields = unflatten({part.field: part.value for part in parts if part.field})
     return (_join_words(part for part in parts if not part.field), fields) if "name" in fields else (list(line), {})
 
 
@@ -247,20 +248,12 @@ def _split_flags(line: Sequence[str]) -> list[_Flag]:
         if field and not equals:  # the next word, or none for a switch
             taken += [words.pop(0)] if words and not _FLAG.match(words[0]) else []
             value = taken[1] if len(taken) > 1 else "True"
-        parts.append(_Flag(taken, tuple(field[1].split(".")) if field else (), _literal(value)))
+        parts.append(_Flag(taken, field[1] if field else "", _literal(value)))
     return parts
 
 
 def _join_words(parts: Iterable[_Flag]) -> list[str]:
     return [word for part in parts for word in part.words]
-
-
-def _nest_fields(parts: Iterable[_Flag]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for _, (*above, last), value in parts:
-        group = functools.reduce(lambda group, key: group.setdefault(key, {}), above, fields)
-        group[last] = value
-    return fields
 
 
 def _literal(text: str) -> Any:

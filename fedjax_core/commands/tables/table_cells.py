@@ -18,7 +18,7 @@ from fedjax_core.commands.tables.comparability import check_rows_comparable
 from fedjax_core.commands.tables.definition import Definition, check_definition, check_targets, column_targets
 from fedjax_core.experiment import schema
 from fedjax_core.reporting import console
-from fedjax_core.storage.json_files import to_json_values
+from fedjax_core.storage.json_files import to_json_values, unflatten
 from fedjax_core.storage.workdir import INCIDENTAL
 
 SET_BY_TABLE = {  # fields of configs that a table sets itself, and where it has them
@@ -128,14 +128,7 @@ def _resolve_config(table: Definition, row: Any, column: Any, seed: int, variant
 def _take_method(changes: dict[str, Any]) -> dict[str, Any]:
     """Takes the fields of the method out of changes; returns them as `experiment.switch_method` takes them."""
     fields = [field for field in changes if field.startswith("method.")]
-    method_of: dict[str, Any] = {}
-    for field in fields:
-        _, *above, last = field.split(".")
-        options = method_of
-        for name in above:
-            options = options.setdefault(name, {})
-        options[last] = changes.pop(field)
-    return method_of
+    return unflatten({field.removeprefix("method."): changes.pop(field) for field in fields})
 
 
 def _set_field(config: Any, field: str, value: Any) -> None:
