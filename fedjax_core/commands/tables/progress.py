@@ -104,7 +104,7 @@ class RunBeat(Beat):
         """Prepares the line of the first job; the others follow it. `say` prints it; None: silent."""
         super().__init__(str(jobs[0].cell), say)
         self._job, self._after, self._number, self._pace = jobs[0], jobs[1:], number, pace
-        self._metrics = folder / "runs" / self._job.cell.name / METRICS
+        self._metrics = self._job.cell.workdir(folder) / METRICS
         self._first: tuple[float, int] | None = None  # when rounds were first seen, and how many
 
     def line(self) -> str:

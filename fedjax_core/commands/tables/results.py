@@ -99,7 +99,7 @@ class Contents:
     Attributes:
       results: of finished cells, by their names.
       failures: why cells failed, by their names.
-      searches: what chose the settings of rows, and how far it is; None: nothing did.
+      searches: what chooses the settings of rows, and how far it is; None: nothing does.
       comparisons: by (measure, column), the results that `compare_cells` has compared, and what it returned.
     """
 
@@ -192,7 +192,7 @@ def is_finished(folder: Path, cell: Cell) -> bool:
     A run that an error ended after its last round is not: its summary lacks the facts of a run's
     end, and the next command resumes it.
     """
-    summary = folder / "runs" / cell.name / reporter.SUMMARY
+    summary = cell.workdir(folder) / reporter.SUMMARY
     if not summary.exists():
         return False
     ended = read_json(summary, _ENDED)
@@ -205,7 +205,7 @@ def read_result(table: Definition, folder: Path, cell: Cell, data: FederatedData
     Raises:
       ValueError: it has no score of a measure, or not the metrics of all its rounds.
     """
-    workdir = folder / "runs" / cell.name
+    workdir = cell.workdir(folder)
     ended = read_json(workdir / reporter.SUMMARY, _FACTS)
     facts = ended["facts"]
     targets = column_targets(table, cell.column)
@@ -340,7 +340,7 @@ class TableData:
 
         A run that has not begun, or that an earlier version began, has no record of them.
         """
-        workdir = self._folder / "runs" / cell.name
+        workdir = cell.workdir(self._folder)
         recorded = self._read_recorded(cell)
         if DATA not in recorded:
             return
@@ -384,13 +384,13 @@ class TableData:
         other, known = self._partitions.setdefault(settings, (cell.name, now))
         if now != known:
             raise ValueError(
-                f"{self._folder / 'runs' / cell.name} and {other} have the same settings of the data, and other partitions "
+                f"{cell.workdir(self._folder)} and {other} have the same settings of the data, and other partitions "
                 f"(hashes {now[:12]} and {known[:12]}): versions of the code between them divide otherwise. Move the older run away"
             )
 
     def _read_recorded(self, cell: Cell) -> dict[str, Any]:
         """Returns a run's record of its data; empty if it has none."""
-        path = self._folder / "runs" / cell.name / RUN
+        path = cell.workdir(self._folder) / RUN
         return read_json(path, RECORDED) if path.exists() else {}
 
     def _compute_digests(self, cell: Cell, by_columns: bool) -> dict[str, str]:

@@ -119,7 +119,7 @@ class TableRunner:
         self._written_at, self._write_seconds = 0.0, 0.0  # when the tables were written last, and the seconds that it took
         self._files: list[Path] = []
         self.every, self.results, self.failures = every, {}, {}
-        self.contents = Contents(table, variant, every, self.results, self.failures, searches)
+        self.contents = Contents(table, variant, every, self.results, self.failures, searches if searches.studies else None)
         self._read_finished([cell for cell in every if cell.pair not in searches.studies])
         for pair in searches.studies:
             self._settle(pair)
@@ -318,7 +318,7 @@ class TableRunner:
     def _execute(self, cells: Sequence[Cell], data: FederatedData) -> list[Any]:
         silent = lambda text: None
         draws = cells[0].trial is None
-        runs = [experiment.Run(cell.config, str(self._folder / "runs" / cell.name), silent, draws=draws) for cell in cells]
+        runs = [experiment.Run(cell.config, str(cell.workdir(self._folder)), silent, draws=draws) for cell in cells]
         if len(runs) > 1:
             return experiment.execute_all(runs, False, data=data, say=self._say)  # bars of several would write over each other
         try:
@@ -362,7 +362,7 @@ class TableRunner:
         def is_readable(cell: Cell) -> bool:
             if not is_finished(self._folder, cell):
                 return False
-            workdir = self._folder / "runs" / cell.name
+            workdir = cell.workdir(self._folder)
             if has_checkpoints(workdir) or not (missing := measures.list_unknown_analyses(workdir, analyses)):
                 return True
             self._say(f"{cell}: finished, but {', '.join(missing)} needs a checkpoint, so it is trained again")
@@ -422,7 +422,7 @@ class TableRunner:
                 delete_checkpoints(self._folder, study, names)
             return
         try:
-            for run in (run for trial in study.trials for run in trial.cells):
+            for run in study.runs:
                 self._data.check_inputs(run)
         except (ValueError, OSError) as error:
             self._searches.failures[pair] = console.one_line(error)
@@ -437,7 +437,7 @@ class TableRunner:
             if cell.pair == pair:
                 self.failures.pop(cell.name, None)
                 self.every[i] = tune(cell.seed)._replace(own=cell.own)  # as the trials began
-        seeds = {run.seed for trial in study.trials for run in trial.cells}
+        seeds = {run.seed for run in study.runs}
         cells_of_other_calls = {tune(seed).name for seed in seeds}
         delete_checkpoints(self._folder, study, {cell.name for cell in self.every} | cells_of_other_calls)
         self._read_finished([cell for cell in self.every if cell.pair == pair])
@@ -467,7 +467,7 @@ class TableRunner:
         return why
 
     def _log(self, cell: Cell) -> Path:
-        return self._folder / "runs" / f"{cell.name}.error.txt"
+        return cell.workdir(self._folder).with_name(f"{cell.name}.error.txt")
 
     def _write(self) -> None:
         began = time.monotonic()
@@ -483,7 +483,7 @@ class TableRunner:
 
     def _draw_run(self, cell: Cell) -> None:
         """Draws the figures of a finished run that has none, or older ones than its metrics: it was a trial."""
-        workdir = self._folder / "runs" / cell.name
+        workdir = cell.workdir(self._folder)
         try:
             drawn = [(workdir / name).stat().st_mtime for name in FIGURES if (workdir / name).exists()]
             if max(drawn, default=0.0) >= (workdir / METRICS).stat().st_mtime:

@@ -75,6 +75,11 @@ class Study(NamedTuple):
     number: int
     propose: Callable[[int, Sequence[tuple[Mapping[str, Any], float]]], Trial]
 
+    @property
+    def runs(self) -> list[Cell]:
+        """The runs of all trials."""
+        return [run for trial in self.trials for run in trial.cells]
+
 
 class StudyStatus(NamedTuple):
     """The progress of a study.

@@ -21,6 +21,7 @@ from fedjax_core.reporting import console
 from fedjax_core.storage.json_files import to_json_values, unflatten
 from fedjax_core.storage.workdir import INCIDENTAL
 
+RUNS = "runs"  # in a table's directory: those of its runs
 SET_BY_TABLE = {  # fields of configs that a table sets itself, and where it has them
     "seed": "a table has seeds of its own: --seeds, or the definition's seeds",
     "evaluation.targets": "a table has targets of its own, in its definition",
@@ -48,6 +49,10 @@ class Cell(NamedTuple):
     def pair(self) -> tuple[str, str]:
         """The labels (row, column)."""
         return self.row, self.column
+
+    def workdir(self, folder: Path) -> Path:
+        """Returns the directory of the run, in that of its table."""
+        return folder / RUNS / self.name
 
     def __str__(self) -> str:
         trial = "" if self.trial is None else f"trial {self.trial} / "

@@ -53,7 +53,7 @@ class SearchProgress:
 
     def read_run(self, study: Study, run: Cell) -> bool:
         """Reads the score of a run, if it is done; returns whether it is."""
-        score = read_score(self._folder / "runs" / run.name, run, study.measure)
+        score = read_score(run.workdir(self._folder), run, study.measure)
         if score is not None:
             self._scores[run.name, run.config.rounds] = score
             self._statuses.pop((study.row, study.column), None)
@@ -82,8 +82,8 @@ class SearchProgress:
     def durations(self) -> Iterator[tuple[Job, float]]:
         """Yields the finished trials with their seconds."""
         for study in self.studies.values():
-            for run in (run for trial in study.trials for run in trial.cells):
-                summary = self._folder / "runs" / run.name / reporter.SUMMARY
+            for run in study.runs:
+                summary = run.workdir(self._folder) / reporter.SUMMARY
                 if (run.name, run.config.rounds) in self._scores and summary.exists():
                     yield (Job(run, run.config.rounds), read_json(summary, _ENDED).get("speed", {}).get("seconds", 0.0))
 
@@ -120,14 +120,14 @@ def read_score(workdir: Path, run: Cell, measure: tuple[str, ...]) -> float | No
 
 def mark_as_diverged(folder: Path, run: Cell, why: str) -> None:
     """Marks in a run's directory that it diverged."""
-    workdir = folder / "runs" / run.name
+    workdir = run.workdir(folder)
     workdir.mkdir(parents=True, exist_ok=True)
     write_text(workdir / DIVERGED, why + "\n")
 
 
 def mark_as_trial(folder: Path, run: Cell) -> None:
     """Marks that a search begins a run, unless it has checkpoints of another command."""
-    if not has_checkpoints(folder / "runs" / run.name):
+    if not has_checkpoints(run.workdir(folder)):
         (folder / BEGUN).mkdir(parents=True, exist_ok=True)
         (folder / BEGUN / run.name).touch()
 
@@ -143,8 +143,8 @@ def delete_checkpoints(folder: Path, study: Study, keep: Container[str]) -> None
     Args:
       keep: names of runs that are not only trials.
     """
-    for run in (run for trial in study.trials for run in trial.cells):
-        workdir, mark = folder / "runs" / run.name, folder / BEGUN / run.name
+    for run in study.runs:
+        workdir, mark = run.workdir(folder), folder / BEGUN / run.name
         if run.name in keep or not mark.exists() or not workdir.exists():
             continue
         try:

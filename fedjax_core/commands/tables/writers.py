@@ -16,9 +16,10 @@ from fedjax_core.commands.tables import formatting, measures, search_report
 from fedjax_core.commands.tables.bootstrap_comparison import Comparison
 from fedjax_core.commands.tables.definition import all_targets, paper_value, slugify
 from fedjax_core.commands.tables.results import Contents
+from fedjax_core.commands.tables.table_cells import RUNS
 from fedjax_core.commands.tables.trials import SearchProgress
 
-RUNS, KINDS = "runs", ("md", "csv", "tex")  # what a table's directory has
+KINDS = ("md", "csv", "tex")  # of files in a table's directory
 MARKDOWN_STYLE = formatting.Style(plus_minus="±", bold="**{}**", mark=" ({})", alike="≈")
 LATEX_STYLE = formatting.Style(plus_minus=r"$\pm$", bold=r"\textbf{{{}}}", mark="$^{{{}}}$", alike=r"$\approx$")
 LATEX_SPECIAL = {
@@ -55,7 +56,7 @@ def write_tables(contents: Contents, folder: Path) -> list[Path]:
     write_text(files[0], render_markdown(contents, grids))
     write_csv(files[1], make_records(contents, grids))
     write_text(files[2], render_latex(contents, grids))
-    if contents.searches is not None and contents.searches.studies:
+    if contents.searches is not None:
         files.append(folder / "trials.csv")
         write_csv(files[3], search_report.trial_records(contents.searches))
     else:
@@ -92,7 +93,7 @@ def render_markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | N
         lines += ["", f"## {measure.label}", "", *_markdown_grid(contents, measure, grids[measure.label])]
         lines += _markdown_speedups(contents, measure, grids[measure.label])
         lines += _markdown_intervals(contents, measure, grids[measure.label])
-    if contents.searches is not None and contents.searches.studies:
+    if contents.searches is not None:
         lines += ["", "## Search", "", *search_report.render_report(table.search, contents.searches)]
     lines += ["", "## Rounds, time and traffic", ""]
     targets = all_targets(table)
@@ -173,7 +174,7 @@ def make_records(contents: Contents, grids: Mapping[str, formatting.Grid] | None
                         record[f"rounds_to_{target:g}"] = formatting.format_rounds(reached).replace(",", "")
                     record |= {"seconds_per_round": formatting.finite_or_none(costs.seconds)}
                     record |= {"bytes_down": costs.down, "bytes_up": costs.up}
-                if contents.searches is not None and contents.searches.studies:
+                if contents.searches is not None:
                     record |= search_report.chosen_fields(contents.searches, (row.label, column.label))
                 record |= {f"seed_{seed}": s.by_seed.get(seed) for seed in contents.seeds}
                 if measures.rounds_target(measure) is not None:
@@ -205,7 +206,7 @@ def render_latex(contents: Contents, grids: Mapping[str, formatting.Grid] | None
         blocks.append(_latex_measure(contents, measure, grids[measure.label]))
         if intervals := _latex_intervals(contents, measure, grids[measure.label]):
             blocks.append(intervals)
-    if contents.searches is not None and contents.searches.studies:
+    if contents.searches is not None:
         blocks.append(_latex_search(contents.table, contents.searches))
     blocks.append(_latex_costs(contents))
     return "\n\n".join(blocks) + "\n"
