@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from fedjax_core.commands.analyses.context import AnalysisContext, RunLoader, features_suffix, run_labels, runs_with_prefixes
 from fedjax_core.reporting import analysis, plots, reporter
+from fedjax_core.reporting.evenly_spaced import space_evenly
 from fedjax_core.reporting.label_tables import read_partition
 from fedjax_core.reporting.metrics_log import read_records
 from fedjax_core.reporting.plots.score_curves import list_scores
@@ -108,7 +109,7 @@ def draw_knowledge(context: AnalysisContext, load: RunLoader) -> list[Path]:
         simulation, state = load(run)
         client = 0 if context.clients is None else context.clients[0]
         x, y = simulation.spec.data.test
-        rows = np.unique(np.linspace(0, len(y) - 1, min(len(y), KNOWLEDGE_ROWS)).round().astype(int))
+        rows = space_evenly(len(y), KNOWLEDGE_ROWS)
         view = simulation.client_view(state, client, trained=True)
         model = analysis.choose_scored_model(simulation, state, context.model)
         views = {"local": (view, *analysis.collect_class_knowledge(simulation, view, model))}

@@ -55,11 +55,6 @@ def max_examples(index: Sequence[np.ndarray]) -> int:
     return max(map(len, index), default=0)
 
 
-def evenly_spaced(rows: np.ndarray, most: int) -> np.ndarray:
-    """Returns at most `most` of some indices, evenly spaced."""
-    return rows[np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int))]
-
-
 def get_output(outputs: Mapping[str, Any], key: str) -> Any:
     """Returns an output of a model; raises ValueError if there is none of this name."""
     if key not in outputs:

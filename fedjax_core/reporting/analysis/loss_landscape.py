@@ -16,6 +16,7 @@ from fedjax_core.reporting.analysis.client_models import (
     get_output,
     require_classes,
 )
+from fedjax_core.reporting.evenly_spaced import space_evenly
 from fedjax_core.storage.export_model import find_trained_network
 from fedjax_core.training import losses, metrics
 from fedjax_core.training.adapters import STACKED
@@ -71,7 +72,7 @@ def compute_landscape(
         first, second = jax.random.split(jax.random.key(seed))
         directions = _direction(first, centre), _direction(second, centre)
     x, y = simulation.spec.data.test if examples is None else examples
-    chosen = np.unique(np.linspace(0, len(y) - 1, min(rows, len(y))).round().astype(int))
+    chosen = space_evenly(len(y), rows)
     batch = min(eval_batch_size(simulation), len(chosen))
     index = np.pad(chosen, (0, -len(chosen) % batch)).reshape(-1, batch)
     mask = np.arange(index.size).reshape(index.shape) < len(chosen)
