@@ -173,22 +173,24 @@ def main(arguments: Sequence[str]) -> int:
                 raise ValueError(f"--{name}={value} must be at least {least}")
         option_types.check_value("--span", given.span, option_types.Positive)
         option_types.check_value("--seed", given.seed, option_types.Seed)
-        out = runs[0] / "analysis" if given.out is None else Path(given.out).expanduser()
-        scores = [name for name in given.score.split(",") if name]
-        shown = (scores, given.model, given.features, chosen, given.rows, given.centroids)
         context = AnalysisContext(
-            runs,
-            out,
-            *shown,
-            given.scope,
-            given.span,
-            given.points,
-            given.seed,
-            given.beams,
-            labels,
-            formats,
-            given.trust,
-            given.axis,
+            runs=runs,
+            out=runs[0] / "analysis" if given.out is None else Path(given.out).expanduser(),
+            scores=[name for name in given.score.split(",") if name],
+            model=given.model,
+            features=given.features,
+            clients=chosen,
+            rows=given.rows,
+            centroids=given.centroids,
+            scope=given.scope,
+            span=given.span,
+            points=given.points,
+            seed=given.seed,
+            beams=given.beams,
+            labels=labels,
+            formats=formats,
+            trust=given.trust,
+            axis=given.axis,
         )
     except ValueError as error:
         return console.fail(error, 2)

@@ -49,6 +49,11 @@ class AnalysisContext(NamedTuple):
     trust: bool = False
     axis: str = "rounds"
 
+    @property
+    def first_client(self) -> int:
+        """The client of an analysis that shows one."""
+        return self.clients[0] if self.clients else 0
+
 
 class RunLoader:
     """A loader of runs as simulations, each once. Only the last one has its data and frozen arrays on devices."""
