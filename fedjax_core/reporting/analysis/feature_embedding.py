@@ -118,13 +118,8 @@ def compute_attention(
     return weights or {"attention": get_output(predicted, "attention")}, y[rows]
 
 
-def collect_class_knowledge(
-    simulation: Simulator, view: ClientView, model: str | None = None, silu: bool = True
-) -> tuple[np.ndarray, np.ndarray]:
+def collect_class_knowledge(simulation: Simulator, view: ClientView, model: str | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Computes a client's structural knowledge (FedSKC): its class means c, as c * sigmoid(c).
-
-    Args:
-      silu: False: c itself.
 
     Returns:
       (knowledge [k, D], classes [k]) of the k classes that the client trains on.
@@ -140,4 +135,4 @@ def collect_class_knowledge(
     values = get_output(compute_outputs(view, model, select_examples(x, rows), eval_batch_size(simulation)), "logits")
     classes = np.unique(y[rows])
     c = np.stack([values[y[rows] == j].mean(0) for j in classes])
-    return c / (1 + np.exp(-c)) if silu else c, classes
+    return c / (1 + np.exp(-c)), classes

@@ -193,9 +193,10 @@ def test_numbers_that_are_not(tmp_path):
     assert math.isnan(entry["mean_last_k"])
 
 
-def test_lines_of_text_where_there_is_no_terminal(tmp_path):
+def test_lines_of_text_where_there_is_no_terminal(tmp_path, monkeypatch):
     said: list[str] = []
-    with Reporter(tmp_path, 3, every=0, console=said.append) as reporter:
+    monkeypatch.setattr("fedjax_core.reporting.reporter.LINE_SECONDS", 0)
+    with Reporter(tmp_path, 3, console=said.append) as reporter:
         reporter.log(record(1, **{"train/accuracy": 0.9}))  # no evaluation
         reporter.log(record(2, **{"train/accuracy": 0.9, "test/global/accuracy": 0.5}))
         reporter.log(record(3, **{"test/global/accuracy": 0.25}))
@@ -208,11 +209,12 @@ def test_lines_of_text_where_there_is_no_terminal(tmp_path):
     assert said[2] == "done"
 
 
-def test_lines_come_at_most_so_often_and_at_the_end(tmp_path):
+def test_lines_come_at_most_so_often_and_at_the_end(tmp_path, monkeypatch):
     said: list[str] = []
-    with Reporter(tmp_path, 50, every=1000, console=said.append, headline="test/own") as reporter:
+    monkeypatch.setattr("fedjax_core.reporting.reporter.LINE_SECONDS", 1000)
+    with Reporter(tmp_path, 50, console=said.append) as reporter:
         for number in range(1, 51):
-            reporter.log(record(number, **{"test/own": 0.5}))
+            reporter.log(record(number, **{"test/global/accuracy": 0.5}))
     assert [line.split()[1] for line in said] == ["1/50", "50/50"]
 
 
