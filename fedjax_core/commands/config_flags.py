@@ -21,6 +21,7 @@ from absl.flags import UnrecognizedFlagError
 
 from fedjax_core import code_fingerprint, option_types, own_packages, registry
 from fedjax_core.experiment import schema
+from fedjax_core.experiment.lookup import NOT_CONFIGS
 from fedjax_core.own_packages import HOME
 from fedjax_core.storage.json_files import unflatten
 
@@ -29,7 +30,6 @@ ERRORS = (FlagError, ValueError, LookupError, AttributeError, TypeError, OSError
 HELP = {"--help", "-h", "-help", "--helpshort", "--helpfull"}
 LONGEST = 400  # characters of an error that a config's own code raises
 FOLDERS = {"config": HOME / "configs", "table": HOME / "configs" / "tables"}
-NOT_LISTED = {"base", "__init__"}
 SWITCHES = {"distributed", "nodistributed", "fresh", "nofresh"}  # flags of the commands that take no value
 log = logging.getLogger(__name__)
 _METHOD = re.compile(r"--?config\.method\.(.+)")
@@ -56,7 +56,7 @@ def list_bundled(what: str) -> list[str]:
     """Returns the bare names of configs or tables, sorted."""
     folder = FOLDERS[what]
     files = folder.glob("*.py") if what == "config" else folder.rglob("*.py")
-    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in files if file.stem not in NOT_LISTED)
+    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in files if file.stem not in NOT_CONFIGS)
 
 
 def find_file(what: str, text: str) -> str:

@@ -20,7 +20,6 @@ BETTER = ("larger", "smaller", "neither")
 ROUNDS_TO = "rounds_to"  # a statistic with a target, which counts rounds
 SECONDS_TO = "seconds_to"  # likewise simulated seconds
 ANALYSIS = "analysis:"
-SCOPES = {"own", "all", "post_local", "unseen"}  # of scores of clients
 
 
 def check_measure(measure: Any) -> None:
@@ -211,7 +210,7 @@ def _parse_scope(score: str, with_statistic: bool) -> str | None:
         return "global" if parts[1] == "global" else None
     if with_statistic and len(parts) == 4:
         return "gap" if score_labels.is_gap(score) else None
-    return parts[2] if len(parts) == (5 if with_statistic else 4) and parts[2] in SCOPES else None
+    return parts[2] if len(parts) == (5 if with_statistic else 4) and parts[2] in score_labels.ROWS else None
 
 
 def _needed_scopes(score: str) -> set[str]:
