@@ -8,7 +8,6 @@ names. A user's folder may have packages `methods` and `configs` too; commands i
 
 import ast
 import contextlib
-import functools
 import logging
 import os
 import re
@@ -129,9 +128,9 @@ def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequ
         if field not in schema.FIELDS and not schema.has_field(flags.config, field):
             hint = option_types.did_you_mean(field, [f"optimizer.{name}" for name in flags.config.optimizer])
             raise ValueError(f"the config has no field --config.{field}.{hint}")
-        *above, last = field.split(".")
+        group, name = schema.find_group(flags.config, field)
         with flags.config.unlocked(), flags.config.ignore_type():
-            functools.reduce(lambda group, name: group[name], above, flags.config)[last] = None
+            group[name] = None
     if sets_field(line, "cohort.fraction"):
         schema.check_fraction_counts(flags.config, flags.config.cohort.fraction)
     return flags, method_of

@@ -29,7 +29,7 @@ from fedjax_core.data.sources.dataset_cards import CARDS
 from fedjax_core.devices import client_values
 from fedjax_core.engine import client_sampling
 from fedjax_core.experiment import lookup
-from fedjax_core.experiment.schema import FIELDS
+from fedjax_core.experiment.schema import FIELDS, find_group
 from fedjax_core.language import instruction_task as language
 from fedjax_core.nn.from_nnx import FIXED_OPTIONS
 from fedjax_core.reporting import console, loggers
@@ -113,11 +113,9 @@ def read_fields() -> list[Field]:
     comments = _read_comments((FOLDERS["config"] / "base.py").read_text(encoding="utf-8"))
     fields = []
     for name, comment in comments.items():
-        default: Any = config
-        for part in name.split("."):
-            default = default[part]
+        group, last = find_group(config, name)
         allowed = (option_types.describe_mismatch(object(), FIELDS[name]) if name in FIELDS else None) or ""
-        fields.append(Field(name, default, comment, re.sub(r" or None$", "; or None", allowed)))
+        fields.append(Field(name, group[last], comment, re.sub(r" or None$", "; or None", allowed)))
     return fields
 
 

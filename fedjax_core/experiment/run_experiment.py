@@ -6,7 +6,6 @@ A directory of somebody else imports nothing that its config names: it must not 
 import contextlib
 import functools
 import logging
-import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from fedjax_core.experiment.device_options import describe_devices
 from fedjax_core.experiment.ledger import make_ledger
 from fedjax_core.experiment.resolve_config import Config, ResolvedConfig, complete_config, resolve
 from fedjax_core.experiment.run_header import opening_lines
-from fedjax_core.experiment.schema import IncompleteConfig, list_unknown_fields
+from fedjax_core.experiment.schema import IncompleteConfig, find_group, list_unknown_fields
 from fedjax_core.run import Finished, RunSettings, check_inputs, digest_inputs, restore_state, run, starts_afresh
 from fedjax_core.run.early_stopping import SELECTED, find_selected_round
 from fedjax_core.storage import signature
@@ -224,8 +223,8 @@ def _find_checkpoint(folder: Path, config: Config, done: int | None) -> tuple[Ch
 def _drop_unknown_fields(config: Config, file: Path) -> None:
     """Deletes fields that this version does not have, and warns of each."""
     for field in list_unknown_fields(config):
-        *above, last = field.split(".")
-        del functools.reduce(operator.getitem, above, config)[last]
+        group, name = find_group(config, field)
+        del group[name]
         log.warning("%s has a field %s, which another version of the code wrote; it is left out", file, field)
 
 

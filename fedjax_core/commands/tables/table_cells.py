@@ -1,10 +1,8 @@
 """Builds the runs of a table: each cell's resolved and checked config, and the name of its directory."""
 
 import copy
-import functools
 import hashlib
 import json
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -138,16 +136,15 @@ def _take_method(changes: dict[str, Any]) -> dict[str, Any]:
 
 def _set_field(config: Any, field: str, value: Any) -> None:
     """Sets a dotted field that is there, or an option of the method."""
-    *above, last = field.split(".")
-    if not schema.has_field(config, field) and not (above == ["method"] and config.get("method")):
+    if not schema.has_field(config, field) and not (field.rpartition(".")[0] == "method" and config.get("method")):
         raise ValueError(f"the config has no field {field}.{registry.did_you_mean(field, _list_fields(config))}")
-    group = functools.reduce(operator.getitem, above, config)
+    group, name = schema.find_group(config, field)
     if field in schema.FIELDS:
         value = (value,) if isinstance(value, str) and field in schema.TUPLES else value
         option_types.check_value(field, value, schema.FIELDS[field])
     try:
         with group.unlocked():
-            group[last] = value
+            group[name] = value
     except TypeError as error:
         raise ValueError(f"{field}={value!r}: {console.one_line(error)}") from None
 
