@@ -301,11 +301,6 @@ def format_speedup(summary: Summary, other: Summary) -> str:
     return (shown[0] + (f" [{shown[1]}]" if shown[1] else "")).strip()
 
 
-def markdown_row(*cells: str) -> str:
-    """Returns a line of a Markdown table."""
-    return "| " + " | ".join(text.replace("|", r"\|") for text in cells) + " |"
-
-
 def finite_or_none(value: float) -> float | None:
     """Returns a number for CSV; None, an empty cell, if it is not finite."""
     return value if math.isfinite(value) else None

@@ -18,6 +18,7 @@ from fedjax_core.commands.tables.definition import all_targets, paper_value, slu
 from fedjax_core.commands.tables.results import Contents
 from fedjax_core.commands.tables.table_cells import RUNS
 from fedjax_core.commands.tables.trials import SearchProgress
+from fedjax_core.reporting.terminal import markdown_row
 
 KINDS = ("md", "csv", "tex")  # of files in a table's directory
 MARKDOWN_STYLE = formatting.Style(plus_minus="±", bold="**{}**", mark=" ({})", alike="≈")
@@ -103,8 +104,8 @@ def render_markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | N
             "",
         ]
     heads = ["", "", *(f"rounds to {100 * t:g} %" for t in targets), "s/round", "down", "up"]
-    lines += [formatting.markdown_row(*heads), formatting.markdown_row("---", "---", *("--:" for _ in heads[2:]))]
-    lines += [formatting.markdown_row(row, column, *costs) for row, column, costs in formatting.format_costs(contents)]
+    lines += [markdown_row(*heads), markdown_row("---", "---", *("--:" for _ in heads[2:]))]
+    lines += [markdown_row(row, column, *costs) for row, column, costs in formatting.format_costs(contents)]
     if contents.failures:
         lines += ["", "## Failed", ""]
         lines += [f"- {cell}: {contents.failures[cell.name]}" for cell in every if cell.name in contents.failures]
@@ -112,7 +113,7 @@ def render_markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | N
 
 
 def _markdown_head(columns: Sequence[Any]) -> list[str]:
-    return [formatting.markdown_row("", *(c.label for c in columns)), formatting.markdown_row("---", *("--:" for _ in columns))]
+    return [markdown_row("", *(c.label for c in columns)), markdown_row("---", *("--:" for _ in columns))]
 
 
 def _markdown_grid(contents: Contents, measure: Any, cells: formatting.Grid) -> list[str]:
@@ -125,7 +126,7 @@ def _markdown_grid(contents: Contents, measure: Any, cells: formatting.Grid) -> 
             paper = formatting.format_paper(cells.summaries[pair], measure, MARKDOWN_STYLE)
             text = formatting.format_cell(cells, pair, measure, len(contents.seeds), MARKDOWN_STYLE)
             shown.append((text + (f" [{paper}]" if paper else "")).strip())
-        lines.append(formatting.markdown_row(row.label, *shown))
+        lines.append(markdown_row(row.label, *shown))
     return lines
 
 
@@ -138,7 +139,7 @@ def _markdown_speedups(contents: Contents, measure: Any, cells: formatting.Grid)
     lines = ["", f"How many times {fewer} than {against}.", "", *_markdown_head(columns)]
     for row in contents.table.rows:
         ours, others = ([cells.summaries[label, c.label] for c in columns] for label in (row.label, against))
-        lines.append(formatting.markdown_row(row.label, *map(formatting.format_speedup, ours, others)))
+        lines.append(markdown_row(row.label, *map(formatting.format_speedup, ours, others)))
     return lines
 
 
@@ -148,7 +149,7 @@ def _markdown_intervals(contents: Contents, measure: Any, cells: formatting.Grid
     if not intervals:
         return []
     lines = ["", formatting.describe_intervals(cells, contents.table.against), "", *_markdown_head(contents.table.columns)]
-    return lines + [formatting.markdown_row(row.label, *texts) for row, texts in zip(contents.table.rows, intervals, strict=True)]
+    return lines + [markdown_row(row.label, *texts) for row, texts in zip(contents.table.rows, intervals, strict=True)]
 
 
 def make_records(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> list[dict[str, Any]]:
