@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -15,7 +14,6 @@ from fedjax_core.reporting.label_tables import read_partition
 from fedjax_core.reporting.metrics_log import read_records
 from fedjax_core.reporting.plots.score_curves import list_scores
 from fedjax_core.reporting.score_labels import ROWS
-from fedjax_core.storage.export_model import find_trained_network
 from fedjax_core.storage.workdir import METRICS, RUN
 
 EMBEDDED, ATTENDED = 50, 20  # examples of a client in the plane, and in the map of its attention
@@ -167,9 +165,8 @@ def draw_plane(context: AnalysisContext, load: RunLoader) -> list[Path]:
     for run, label in zip(context.runs, run_labels(context), strict=True):
         simulation, state = load(run)
         model = analysis.choose_scored_model(simulation, state, context.model)
-        x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.spec.data.test.x)
         for client in range(simulation.spec.population) if context.clients is None else context.clients:
-            nets.append(find_trained_network(simulation.client_view(state, client), model, x))
+            nets.append(analysis.find_network(simulation, simulation.client_view(state, client), model))
             run_of_net.append(label)
             if model == "global":
                 break

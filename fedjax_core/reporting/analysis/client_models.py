@@ -6,9 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_core.algorithm import TARGETS, PyTree, select_examples
+from fedjax_core.algorithm import TARGETS, Net, PyTree, select_examples
 from fedjax_core.engine import dispatch
 from fedjax_core.engine.simulator import ClientView, Simulator, State
+from fedjax_core.storage.export_model import find_trained_network
 
 BATCH = 256  # default batch size
 
@@ -48,6 +49,11 @@ def compute_outputs(view: ClientView, model: str, x: PyTree, batch: int = BATCH,
         predicted = view.predict(model, view.holds[model], select_examples(x, rows))
         parts.append(jax.device_get({name: a for name, a in predicted.items() if isinstance(a, jax.Array)}))
     return {name: np.concatenate([part[name] for part in parts])[:n] for name in parts[0]}
+
+
+def find_network(simulation: Simulator, view: ClientView, model: str) -> Net:
+    """Returns the network behind a client's model, which its outputs on a few test examples show."""
+    return find_trained_network(view, model, jax.tree.map(lambda a: np.asarray(a[:8]), simulation.spec.data.test.x))
 
 
 def max_examples(index: Sequence[np.ndarray]) -> int:
