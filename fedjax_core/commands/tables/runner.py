@@ -80,7 +80,7 @@ def run(
     folder = Path(directory).expanduser()
     make_folder(folder)
     searches = SearchProgress(studies, folder)
-    return TableRunner(table, folder, variant, every, chosen, searches, bool(bar), say).run()
+    return TableRunner(table, folder, variant, every, chosen, searches, bar, say).run()
 
 
 class TableRunner:
@@ -418,7 +418,7 @@ class TableRunner:
         if status.chosen is None:
             if pair in self._searches.failures:
                 self._fail_pair(pair, self._searches.failures[pair])
-            elif status.is_over:  # all have diverged
+            elif not status.waiting:  # all have diverged
                 delete_checkpoints(self._folder, study, names)
             return
         try:

@@ -98,11 +98,6 @@ class StudyStatus(NamedTuple):
     scores: dict[int, tuple[int, float]]
 
     @property
-    def is_over(self) -> bool:
-        """Whether no run is left to do."""
-        return not self.waiting
-
-    @property
     def diverged_trials(self) -> int:
         """The number of trials that diverged."""
         return sum(math.isnan(score) for _, score in self.scores.values())
