@@ -23,7 +23,7 @@ from fedjax_core.commands.analyses import figures, tables
 from fedjax_core.commands.analyses.context import TRUST, AnalysisContext, RunLoader
 from fedjax_core.commands.analyses.figures import ATTENDED, EMBEDDED, SCOPES
 from fedjax_core.commands.main import run_and_exit
-from fedjax_core.reporting import console, reporter
+from fedjax_core.reporting import console
 from fedjax_core.storage.workdir import CONFIG, METRICS
 
 __all__ = ["AnalysisContext", "RunLoader", "analyse", "main"]
@@ -83,8 +83,8 @@ def analyse(what: Sequence[str], context: AnalysisContext) -> list[Path]:
     return [file for function in functions for file in function(context, load)]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = reporter.Parser("fedjax-core analyse", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser() -> console.Parser:
+    parser = console.Parser("analyse", __doc__)
     listed = "\n".join(f"  {name:14} {(function.__doc__ or '').partition(chr(10))[0]}" for name, function in WHAT.items())
     parser.epilog = f"analyses:\n{listed}"
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run")
@@ -173,31 +173,33 @@ def main(arguments: Sequence[str]) -> int:
                 raise ValueError(f"--{name}={value} must be at least {least}")
         option_types.check_value("--span", given.span, option_types.Positive)
         option_types.check_value("--seed", given.seed, option_types.Seed)
-        out = runs[0] / "analysis" if given.out is None else Path(given.out).expanduser()
-        scores = [name for name in given.score.split(",") if name]
-        shown = (scores, given.model, given.features, chosen, given.rows, given.centroids)
         context = AnalysisContext(
-            runs,
-            out,
-            *shown,
-            given.scope,
-            given.span,
-            given.points,
-            given.seed,
-            given.beams,
-            labels,
-            formats,
-            given.trust,
-            given.axis,
+            runs=runs,
+            out=runs[0] / "analysis" if given.out is None else Path(given.out).expanduser(),
+            scores=[name for name in given.score.split(",") if name],
+            model=given.model,
+            features=given.features,
+            clients=chosen,
+            rows=given.rows,
+            centroids=given.centroids,
+            scope=given.scope,
+            span=given.span,
+            points=given.points,
+            seed=given.seed,
+            beams=given.beams,
+            labels=labels,
+            formats=formats,
+            trust=given.trust,
+            axis=given.axis,
         )
     except ValueError as error:
-        return reporter.fail(error, 2)
+        return console.fail(error, 2)
 
     def write_analyses() -> None:
         experiment.cache_compiled_programs(given.compilation_cache)
         experiment.use_all_cores()
         for file in analyse(what, context):
-            reporter.say(file.read_text(encoding="utf-8").rstrip() if file.suffix == ".md" else str(file))
+            console.say(file.read_text(encoding="utf-8").rstrip() if file.suffix == ".md" else str(file))
 
     return console.run_command(write_analyses)
 

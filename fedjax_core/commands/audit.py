@@ -10,7 +10,6 @@ What an earlier audit of the same model found stays there.
 The run's data must still be where it found them. docs/pages/audit.md explains the numbers.
 """
 
-import argparse
 import copy
 import os
 import sys
@@ -30,7 +29,7 @@ from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.data.target_types import require_classes
 from fedjax_core.engine.simulator import Simulator
 from fedjax_core.experiment.ledger import ExampleLedger, make_ledger
-from fedjax_core.reporting import console, reporter
+from fedjax_core.reporting import console
 from fedjax_core.reporting.terminal import write_text
 from fedjax_core.storage.json_files import read_json, to_json_values, write_json
 from fedjax_core.task import Model
@@ -271,8 +270,8 @@ def report_lines(results: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = reporter.Parser("fedjax-core audit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser() -> console.Parser:
+    parser = console.Parser("audit", __doc__)
     parser.add_argument("run", help="directory of a run")
     parser.add_argument("--out", help="where the files go; by default audit/ of the run's directory")
     parser.add_argument("--shadows", type=int, default=0, help="trained models of the likelihood ratio, an even number")
@@ -303,7 +302,7 @@ def main(arguments: Sequence[str]) -> int:
             if given.get(name, 1) < 1:
                 raise ValueError(f"--{name}={given[name]} must be at least 1")
     except ValueError as error:
-        return reporter.fail(error, 2)
+        return console.fail(error, 2)
 
     def write_audit() -> None:
         experiment.cache_compiled_programs(experiment.COMPILATION_CACHE)

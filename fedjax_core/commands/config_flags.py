@@ -8,7 +8,6 @@ names. A user's folder may have packages `methods` and `configs` too; commands i
 
 import ast
 import contextlib
-import functools
 import logging
 import os
 import re
@@ -16,17 +15,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from absl.flags import Error as FlagError
 from absl.flags import UnrecognizedFlagError
 
 from fedjax_core import code_fingerprint, option_types, own_packages, registry
 from fedjax_core.experiment import schema
+from fedjax_core.experiment.lookup import NOT_CONFIGS
 from fedjax_core.own_packages import HOME
+from fedjax_core.storage.json_files import unflatten
 
 MORE = "see --help"
+ERRORS = (FlagError, ValueError, LookupError, AttributeError, TypeError, OSError, ImportError, SyntaxError)  # of `parse_flags`
 HELP = {"--help", "-h", "-help", "--helpshort", "--helpfull"}
 LONGEST = 400  # characters of an error that a config's own code raises
 FOLDERS = {"config": HOME / "configs", "table": HOME / "configs" / "tables"}
-NOT_LISTED = {"base", "__init__"}
 SWITCHES = {"distributed", "nodistributed", "fresh", "nofresh"}  # flags of the commands that take no value
 log = logging.getLogger(__name__)
 _METHOD = re.compile(r"--?config\.method\.(.+)")
@@ -40,12 +42,12 @@ class _Flag(NamedTuple):
 
     Attributes:
       words: of the line: one, or a flag of the method and the value after it.
-      field: of a flag of the method, below config.method; () of everything else.
+      field: of a flag of the method, below config.method; "" of everything else.
       value: of a flag of the method.
     """
 
     words: list[str]
-    field: tuple[str, ...]
+    field: str
     value: Any
 
 
@@ -53,7 +55,7 @@ def list_bundled(what: str) -> list[str]:
     """Returns the bare names of configs or tables, sorted."""
     folder = FOLDERS[what]
     files = folder.glob("*.py") if what == "config" else folder.rglob("*.py")
-    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in files if file.stem not in NOT_LISTED)
+    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in files if file.stem not in NOT_CONFIGS)
 
 
 def find_file(what: str, text: str) -> str:
@@ -102,9 +104,12 @@ def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequ
       (the flags, fields of the method for `experiment.switch_method`: another method's, or options that
       the config does not have; {} if there are none).
     """
-    _refuse_repeated(split_config(arguments)[1])
+    named, rest = split_config(arguments)
+    _refuse_repeated(rest)
     with _without_absl_warnings():
-        line, method_of = _make_line(arguments, command)
+        name, colon, variant = named.partition(":")
+        file = f"--config={find_file('config', name)}{colon}{variant}"
+        line, method_of = _take_method([command, file, *rest])  # the file first, since what follows changes it
         line, nones = _take_nones(line)
         _check_several(line)
         try:
@@ -112,20 +117,20 @@ def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequ
         except (AttributeError, KeyError):  # a field that the config does not have
             parts = _split_flags(line)
             config = _parse(flags_of, _join_words(part for part in parts if not part.field)).config
-            schema.check_complete(config, split_config(arguments)[0])
-            more = [part for part in parts if part.field and not schema.has_field(config.method, ".".join(part.field))]
+            schema.check_complete(config, named)
+            more = [part for part in parts if part.field and not schema.has_field(config.method, part.field)]
             if not more:
                 raise
             flags = _parse(flags_of, _join_words(part for part in parts if part not in more))
-            method_of = _nest_fields(more)
-    schema.check_complete(flags.config, split_config(arguments)[0])
+            method_of = unflatten({part.field: part.value for part in more})
+    schema.check_complete(flags.config, named)
     for field in nones:
         if field not in schema.FIELDS and not schema.has_field(flags.config, field):
             hint = option_types.did_you_mean(field, [f"optimizer.{name}" for name in flags.config.optimizer])
             raise ValueError(f"the config has no field --config.{field}.{hint}")
-        *above, last = field.split(".")
+        group, name = schema.find_group(flags.config, field)
         with flags.config.unlocked(), flags.config.ignore_type():
-            functools.reduce(lambda group, name: group[name], above, flags.config)[last] = None
+            group[name] = None
     if sets_field(line, "cohort.fraction"):
         schema.check_fraction_counts(flags.config, flags.config.cohort.fraction)
     return flags, method_of
@@ -188,17 +193,6 @@ def _without_absl_warnings() -> Iterator[None]:
         log.setLevel(before)
 
 
-def _make_line(arguments: Sequence[str], command: str) -> tuple[list[str], dict[str, Any]]:
-    """Returns the line that absl parses: the config's file first, since what follows changes it.
-
-    Returns:
-      (the line, fields of another method for `experiment.switch_method`; {} if it names none).
-    """
-    config, rest = split_config(arguments)
-    name, colon, variant = config.partition(":")
-    return _take_method([command, f"--config={find_file('config', name)}{colon}{variant}", *rest])
-
-
 def split_config(arguments: Sequence[str]) -> tuple[str, list[str]]:
     """Returns the config that is named, by --config or without dashes, and the other arguments."""
     words, configs, rest = list(arguments), [], []
@@ -225,7 +219,7 @@ def _take_method(line: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """Returns (the line without its flags of config.method, their fields) where they name a method,
     which may be another one than the config's, with other options; else (the line, {})."""
     parts = _split_flags(line)
-    fields = _nest_fields(part for part in parts if part.field)
+    fields = unflatten({part.field: part.value for part in parts if part.field})
     return (_join_words(part for part in parts if not part.field), fields) if "name" in fields else (list(line), {})
 
 
@@ -253,20 +247,12 @@ def _split_flags(line: Sequence[str]) -> list[_Flag]:
         if field and not equals:  # the next word, or none for a switch
             taken += [words.pop(0)] if words and not _FLAG.match(words[0]) else []
             value = taken[1] if len(taken) > 1 else "True"
-        parts.append(_Flag(taken, tuple(field[1].split(".")) if field else (), _literal(value)))
+        parts.append(_Flag(taken, field[1] if field else "", _literal(value)))
     return parts
 
 
 def _join_words(parts: Iterable[_Flag]) -> list[str]:
     return [word for part in parts for word in part.words]
-
-
-def _nest_fields(parts: Iterable[_Flag]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for _, (*above, last), value in parts:
-        group = functools.reduce(lambda group, key: group.setdefault(key, {}), above, fields)
-        group[last] = value
-    return fields
 
 
 def _literal(text: str) -> Any:

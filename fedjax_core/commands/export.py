@@ -11,7 +11,6 @@ heads, is saved as what its method predicts with (own layout only). The data mus
 run found them; the run's directory is only read.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ from fedjax_core.experiment.lookup import Network
 from fedjax_core.experiment.resolve_config import ResolvedConfig
 from fedjax_core.experiment.schema import options_of
 from fedjax_core.language import clip_task
-from fedjax_core.reporting import console, reporter
+from fedjax_core.reporting import console
 from fedjax_core.storage import export_model as files
 from fedjax_core.storage import export_predictor, pretrained_weights
 from fedjax_core.task import count_parameters
@@ -187,8 +186,8 @@ def _choose_model(method: str, names: Sequence[str], client: int | None, model: 
     return own[0] if model is None else model
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = reporter.Parser("fedjax-core export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser() -> console.Parser:
+    parser = console.Parser("export", __doc__)
     parser.add_argument("run", help="directory of a run")
     parser.add_argument("--out", required=True, help="the file, such as model.safetensors")
     parser.add_argument("--client", type=int, help="whose model; by default the global one")
@@ -206,13 +205,13 @@ def main(arguments: Sequence[str]) -> int:
     try:
         given = _parser().parse_args(arguments)
     except ValueError as error:
-        return reporter.fail(error, 2)
+        return console.fail(error, 2)
 
     def write_export() -> None:
         experiment.cache_compiled_programs(experiment.COMPILATION_CACHE)
         options = {name: getattr(given, name) for name in ("client", "model", "done", "layout", "trust")}
         description = export(given.run, given.out, **options)
-        reporter.say(
+        console.say(
             f"{given.out}: the {description['predictor']} model of {description['method']}, {description['model']}, "
             f"after round {description['round']}"
         )

@@ -7,7 +7,6 @@ fedjax-core list partitions dirichlet   one of them: its options and what they m
 fedjax-core list fields data            fields of a config, here config.data.*; all of them without a name
 """
 
-import argparse
 import ast
 import dataclasses
 import inspect
@@ -30,10 +29,10 @@ from fedjax_core.data.sources.dataset_cards import CARDS
 from fedjax_core.devices import client_values
 from fedjax_core.engine import client_sampling
 from fedjax_core.experiment import lookup
-from fedjax_core.experiment.schema import FIELDS
+from fedjax_core.experiment.schema import FIELDS, find_group
 from fedjax_core.language import instruction_task as language
 from fedjax_core.nn.from_nnx import FIXED_OPTIONS
-from fedjax_core.reporting import loggers, reporter
+from fedjax_core.reporting import console, loggers
 from fedjax_core.reporting.terminal import write_text
 from fedjax_core.training import adapters, local_training
 from fedjax_core.training.augment import pipeline
@@ -114,11 +113,9 @@ def read_fields() -> list[Field]:
     comments = _read_comments((FOLDERS["config"] / "base.py").read_text(encoding="utf-8"))
     fields = []
     for name, comment in comments.items():
-        default: Any = config
-        for part in name.split("."):
-            default = default[part]
+        group, last = find_group(config, name)
         allowed = (option_types.describe_mismatch(object(), FIELDS[name]) if name in FIELDS else None) or ""
-        fields.append(Field(name, default, comment, re.sub(r" or None$", "; or None", allowed)))
+        fields.append(Field(name, group[last], comment, re.sub(r" or None$", "; or None", allowed)))
     return fields
 
 
@@ -255,8 +252,8 @@ def describe_name(kind: str, name: str) -> str:
     return "\n\n".join(text for text in texts if text)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = reporter.Parser("fedjax-core list", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser() -> console.Parser:
+    parser = console.Parser("list", __doc__)
     parser.add_argument("kind", nargs="?", help=f"one of {', '.join([FIELDS_KIND, *SECTIONS, *FILES])}")
     parser.add_argument("name", nargs="?", help="one of the kind")
     return parser
@@ -272,7 +269,7 @@ def main(arguments: Sequence[str]) -> int:
             registry.check_choice("kind", given.kind, [FIELDS_KIND, *SECTIONS, *FILES])
             text = describe_kind(given.kind) if given.name is None else describe_name(given.kind, given.name)
     except ValueError as error:
-        return reporter.fail(error, 2)
+        return console.fail(error, 2)
     write_text(text)
     return 0
 

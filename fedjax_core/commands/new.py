@@ -7,7 +7,6 @@ The folder has the code, a config that runs at once, a test, a README, and a pyp
 entry point announces the code to every config and table once it is installed.
 """
 
-import argparse
 import importlib.metadata
 import keyword
 import sys
@@ -21,7 +20,7 @@ from fedjax_core.commands.main import run_and_exit
 from fedjax_core.data import sources
 from fedjax_core.experiment import lookup
 from fedjax_core.registry import ENTRY_POINT_GROUPS
-from fedjax_core.reporting import reporter
+from fedjax_core.reporting import console
 
 KINDS = {"method": "method", "model": "model", "data": "data set", "table": None}  # and of which entry points
 
@@ -76,8 +75,8 @@ def check_name(kind: str, name: str) -> None:
         )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = reporter.Parser("fedjax-core new", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser() -> console.Parser:
+    parser = console.Parser("new", __doc__)
     parser.add_argument("kind", choices=list(KINDS), help="what the folder is for")
     parser.add_argument("name", help="of the module, and of the function, class or table in it")
     parser.add_argument("--folder", help="a new one; the default has the name")
@@ -97,9 +96,9 @@ def main(arguments: Sequence[str]) -> int:
         given = _parser().parse_args(arguments)
         files = write_project(given.kind, given.name, Path(given.folder or given.name).expanduser())
     except ValueError as error:
-        return reporter.fail(error, 2)
+        return console.fail(error, 2)
     except OSError as error:
-        return reporter.fail(error, 1)
+        return console.fail(error, 1)
     folder, table = files[0].parent, f"fedjax-core table {given.name}.py --variant=smoke --seeds=0"
     run = table if given.kind == "table" else "fedjax-core run config.py:smoke"
     sys.stdout.write("".join(f"{file}\n" for file in files))

@@ -26,7 +26,7 @@ from fedjax_core.commands.main import run_and_exit
 from fedjax_core.commands.plans import capacity_plan, compile_pool, device_targets, plan_report
 from fedjax_core.engine.aot import PARTS
 from fedjax_core.experiment.mock_data import Counts
-from fedjax_core.reporting import console, reporter
+from fedjax_core.reporting import console
 from fedjax_core.reporting.terminal import find_columns, fit_lines, write_text
 from fedjax_core.run import signals
 from fedjax_core.storage.json_files import write_json
@@ -83,11 +83,11 @@ def main(arguments: Sequence[str]) -> int:
         if given.clients is not None and config_line.sets_field(arguments, "data.clients"):
             raise ValueError(f"--clients={given.clients} is the same as --config.data.clients; give one of them")
         counts = _read_counts(given)
-    except (flags.Error, ValueError, LookupError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
-        return reporter.fail(config_line.describe_flag_error(error, arguments), 2)
+    except config_line.ERRORS as error:
+        return console.fail(config_line.describe_flag_error(error, arguments), 2)
     try:
         if method_of and (message := experiment.switch_method(given.config, method_of)):
-            reporter.say(message)
+            console.say(message)
         if given.clients is not None:
             given.config.data.clients = given.clients
         experiment.check_config(given.config)
@@ -103,15 +103,15 @@ def main(arguments: Sequence[str]) -> int:
                 seconds=given.limit,
                 folder=given.kept or None,
                 fresh=given.fresh,
-                say=reporter.say,
+                say=console.say,
             )
         sys.stdout.write(f"{fit_lines(plan_report.render_plan(plan), find_columns(sys.stdout))}\n")
         if given.json:
             write_json(os.path.expanduser(given.json), plan)
     except KeyboardInterrupt:
-        return reporter.fail("interrupted; what was compiled is kept", 130)
+        return console.fail("interrupted; what was compiled is kept", 130)
     except (ValueError, TypeError, OSError) as error:
-        return reporter.fail(error, 1)
+        return console.fail(error, 1)
     return 0 if capacity_plan.plan_fits(plan) else 1
 
 

@@ -8,7 +8,6 @@ to its size; or from an array [n, H, W, C] in a .npy or .npz file, which must ha
 Images of 16 bits are scaled by their depth. `fedjax_core.commands.export` saves models.
 """
 
-import argparse
 import io
 import logging
 import math
@@ -30,7 +29,7 @@ from fedjax_core.data.input_range import MAX_SCALE_RATIO, MIN_SAMPLE, sample_cha
 from fedjax_core.data.sources.file_checks import load_array
 from fedjax_core.data.sources.image_folder import IMAGE_ENDINGS, convert, to_bytes
 from fedjax_core.data.sources.numpy_files import read_member
-from fedjax_core.reporting import console, reporter
+from fedjax_core.reporting import console
 from fedjax_core.storage import export_model, export_predictor
 from fedjax_core.storage.pretrained_weights import check_scaling, check_weights
 from fedjax_core.storage.safetensors_files import read_tensors
@@ -223,8 +222,8 @@ def _warn_of_scale(path: Path, x: np.ndarray, description: Mapping[str, Any]) ->
         )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = reporter.Parser("fedjax-core predict", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser() -> console.Parser:
+    parser = console.Parser("predict", __doc__)
     parser.add_argument("model", help="a saved model")
     parser.add_argument("examples", help="a folder of images, one image, or a .npy or .npz file")
     parser.add_argument("--out", default="predictions.csv", help="the table; by default predictions.csv")
@@ -241,7 +240,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         given = _parser().parse_args(arguments)
     except ValueError as error:
-        return reporter.fail(error, 2)
+        return console.fail(error, 2)
 
     def write_predictions() -> None:
         experiment.cache_compiled_programs(experiment.COMPILATION_CACHE)
@@ -250,7 +249,7 @@ def main(arguments: Sequence[str]) -> int:
             os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
         table = predict(given.model, given.examples, array=given.array, batch=given.batch, trust=given.trust)
         write_csv(out, table, COLUMNS)
-        reporter.say(f"{given.out}: {len(table)} predictions")
+        console.say(f"{given.out}: {len(table)} predictions")
 
     return console.run_command(write_predictions)
 

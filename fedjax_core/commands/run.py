@@ -29,7 +29,7 @@ from fedjax_core import distributed, experiment, option_types
 from fedjax_core.commands import config_flags as config_line
 from fedjax_core.commands.config_flags import HELP, MORE
 from fedjax_core.commands.main import run_and_exit
-from fedjax_core.reporting import console, reporter
+from fedjax_core.reporting import console
 from fedjax_core.reporting.terminal import write_text
 from fedjax_core.run import Interrupted
 
@@ -80,10 +80,10 @@ def _run_seeds(config: Any, workdir: str, seeds: Sequence[int], fresh: bool) -> 
         seed_config.seed = seed
         say_labelled = functools.partial(_say_labelled, f"seed {seed}") if has_labels else None
         runs.append(experiment.Run(seed_config, str(Path(workdir) / f"seed{seed}"), say_labelled, fresh))
-    outcomes = dict(zip(seeds, experiment.execute_all(runs, say=reporter.say), strict=True))
+    outcomes = dict(zip(seeds, experiment.execute_all(runs, say=console.say), strict=True))
     failed = {seed: outcome for seed, outcome in outcomes.items() if isinstance(outcome, Exception)}
     for seed, error in failed.items():
-        reporter.fail(f"seed {seed}: {reporter.one_line(error)}", 1)
+        console.fail(f"seed {seed}: {console.one_line(error)}", 1)
     for error in failed.values():
         if not isinstance(error, KNOWN):
             raise error
@@ -94,7 +94,7 @@ def _run_seeds(config: Any, workdir: str, seeds: Sequence[int], fresh: bool) -> 
 
 
 def _say_labelled(label: str, text: str) -> None:
-    reporter.say("\n".join(f"{label}  {line}" for line in text.splitlines()))
+    console.say("\n".join(f"{label}  {line}" for line in text.splitlines()))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -116,11 +116,11 @@ def main(arguments: Sequence[str]) -> int:
         if seeds is not None and config_line.sets_field(arguments, "seed"):
             raise ValueError(f"--seeds={given.seeds} and --config.seed={given.config.seed} choose seeds; give one of them")
         distributed.check_process_flags(given.distributed, given.coordinator, given.processes, given.process)
-    except (flags.Error, ValueError, LookupError, AttributeError, TypeError, OSError, ImportError, SyntaxError) as error:
-        return reporter.fail(config_line.describe_flag_error(error, arguments), 2)
+    except config_line.ERRORS as error:
+        return console.fail(config_line.describe_flag_error(error, arguments), 2)
     try:
         if method_of and (message := experiment.switch_method(given.config, method_of)):
-            reporter.say(message)
+            console.say(message)
         experiment.cache_compiled_programs(given.compilation_cache)
         if given.distributed or given.coordinator:
             distributed.join_processes(given.coordinator, given.processes, given.process)
@@ -130,18 +130,18 @@ def main(arguments: Sequence[str]) -> int:
             return _run_seeds(given.config, given.workdir, seeds, given.fresh)
         if (at_once := experiment.seeds_at_once(given.config)) > 1:
             experiment.check_config(given.config)
-            reporter.say(f"plan.lanes={at_once} is for several seeds, such as --seeds=0,1,2; this is one run")
+            console.say(f"plan.lanes={at_once} is for several seeds, such as --seeds=0,1,2; this is one run")
         experiment.execute(given.config, given.workdir, fresh=given.fresh)
     except KeyboardInterrupt as error:
-        status = reporter.fail(error if str(error) else "interrupted before a checkpoint was due", 130)
+        status = console.fail(error if str(error) else "interrupted before a checkpoint was due", 130)
         if not isinstance(error, Interrupted):  # which all processes raise together
             distributed.exit_if_joined(status)
         return status
     except KNOWN as error:
-        return reporter.fail(error, 1)
+        return console.fail(error, 1)
     except RuntimeError as error:
         if lost := distributed.explain_lost_process(error):
-            return reporter.fail(lost, 1)
+            return console.fail(lost, 1)
         raise
     return 0
 

@@ -9,18 +9,17 @@ A table is named by its bare name (`fedjax-core list tables`) or by a file of yo
 command again goes on where it was stopped, and runs what has changed in the definition.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 
 from fedjax_core import experiment
 from fedjax_core.commands import config_flags, tables
 from fedjax_core.commands.main import run_and_exit
-from fedjax_core.reporting import console, reporter
+from fedjax_core.reporting import console
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = reporter.Parser("fedjax-core table", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser() -> console.Parser:
+    parser = console.Parser("table", __doc__)
     parser.add_argument("name", nargs="?", help="definition, by its bare name or as a file")
     parser.add_argument("--table", help="the same, such as a file like those in configs/tables/")
     parser.add_argument("--workdir", required=True, help="directory of the runs and of table.md, table.csv, table.tex")
@@ -65,15 +64,15 @@ def main(arguments: Sequence[str]) -> int:
         tables.select_cells(every, only)
         tables.plan_searches(table, given.variant)
     except (ValueError, TypeError) as error:
-        return reporter.fail(error, 2)
+        return console.fail(error, 2)
     try:
         experiment.cache_compiled_programs(given.compilation_cache)
         experiment.use_all_cores()
         outcome = tables.run(table, given.workdir, given.variant, only=only, seeds=seeds)
     except KeyboardInterrupt as error:
-        return reporter.fail(error if str(error) else "interrupted; the same command goes on from there", 130)
+        return console.fail(error if str(error) else "interrupted; the same command goes on from there", 130)
     except (ValueError, TypeError, OSError) as error:
-        return reporter.fail(error, 1)
+        return console.fail(error, 1)
     return 1 if outcome.failures else 0
 
 

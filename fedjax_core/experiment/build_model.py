@@ -137,7 +137,7 @@ def read_frozen_arrays(
     seed: int,
     image: tuple[int, int] | None,
     class_names: Sequence[str],
-    shapes_only: bool = False,
+    shapes_only: bool,
 ) -> Net:
     """Returns the frozen arrays of a network: those of its file, or random ones.
 

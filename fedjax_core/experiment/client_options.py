@@ -37,7 +37,7 @@ class ClientOptions(NamedTuple):
     is_partial: bool
 
 
-def parse_clients(fields: Mapping[str, Any], method: ResolvedSpec, adapter: AdapterConfig | None = None) -> ClientOptions:
+def parse_clients(fields: Mapping[str, Any], method: ResolvedSpec, adapter: AdapterConfig | None) -> ClientOptions:
     """Returns the options of settings by client.
 
     Raises:

@@ -18,11 +18,12 @@ from fedjax_core.uplink import compression
 NEED_PROFILE = ("deadline", "late", "wait_for", "server_seconds")
 
 
-LATE = ("drop", "partial")  # what becomes of clients that would come back after the deadline
-
-
 class DeviceOptions(NamedTuple):
-    """The fields of a config about clients' devices; see `ClientDevices`."""
+    """The fields of a config about clients' devices; see `ClientDevices`.
+
+    Attributes:
+      late: what becomes of clients that would come back after the deadline: "drop" or "partial".
+    """
 
     profile: ResolvedSpec | None
     availability: ResolvedSpec | None
@@ -52,7 +53,7 @@ def parse_devices(fields: Mapping[str, Any]) -> DeviceOptions | None:
         None if given["profile"] is None else find_profile(given["profile"]),
         None if given["availability"] is None else find_availability(given["availability"]),
         given["deadline"],
-        given["late"] or LATE[0],
+        given["late"] or "drop",
         given["wait_for"],
         given["server_seconds"] or 0.0,
     )
@@ -95,7 +96,7 @@ def find_schedule(fields: Mapping[str, Any]) -> Schedule | None:
 
 
 def make_client_devices(
-    options: DeviceOptions | None, population: int, seed: int, fields: Mapping[str, Any], seconds: np.ndarray | None = None
+    options: DeviceOptions | None, population: int, seed: int, fields: Mapping[str, Any], seconds: np.ndarray | None
 ) -> ClientDevices | None:
     """Returns the clients' devices; None without.
 

@@ -44,7 +44,7 @@ class ParticipationCounter:
         return np.bincount(ids.reshape(-1), minlength=population + 1)[:population]
 
 
-def initial_privacy(resolved: ResolvedConfig, recorded: Mapping[str, Any] | None = None) -> ExamplePrivacy | None:
+def initial_privacy(resolved: ResolvedConfig, recorded: Mapping[str, Any] | None) -> ExamplePrivacy | None:
     """Returns clip and noise of local steps, before noise is calibrated; None without privacy of examples.
 
     Args:
@@ -69,9 +69,7 @@ def initial_privacy(resolved: ResolvedConfig, recorded: Mapping[str, Any] | None
     return ExamplePrivacy(privacy.clip, privacy.noise or (recorded or {}).get("noise_multiplier") or 1.0)
 
 
-def account_examples(
-    resolved: ResolvedConfig, spec: SimulationSpec, recorded: Mapping[str, Any] | None = None
-) -> ExampleLedger | None:
+def account_examples(resolved: ResolvedConfig, spec: SimulationSpec, recorded: Mapping[str, Any] | None) -> ExampleLedger | None:
     """Returns what rounds cost in privacy of examples; None without it.
 
     Args:
@@ -103,7 +101,7 @@ def account_examples(
     return make_example_ledger(resolved.privacy, np.asarray(spec.host_arrays.size), epochs, batch, counter, recorded)
 
 
-def with_example_noise(resolved: ResolvedConfig, spec: SimulationSpec, recorded: Mapping[str, Any] | None = None) -> SimulationSpec:
+def with_example_noise(resolved: ResolvedConfig, spec: SimulationSpec, recorded: Mapping[str, Any] | None) -> SimulationSpec:
     """Returns the simulation with the noise that its budget needs; the same without privacy of examples."""
     ledger = account_examples(resolved, spec, recorded)
     if ledger is None:

@@ -166,12 +166,13 @@ def check_inputs(
     if x.dtype == np.uint8 or x.strides[0] == 0:
         return []
     sample = sample_channels(x, rows)
-    origin = f"normalise={normalise!r}" if file is None or pretrained_weights.read_scaling(file) is None else f"weights={file!r}"
-    if NORMALISATIONS[normalise] is None and origin.startswith("normalise"):
+    is_of_file = file is not None and pretrained_weights.read_scaling(file) is not None
+    origin = f"weights={file!r}" if is_of_file else f"normalise={normalise!r}"
+    if NORMALISATIONS[normalise] is None and not is_of_file:
         return _check_outliers(origin, scaling, sample, x, rows) if normalise != ROBUST else []
     distance = np.abs(sample - np.asarray(scaling.mean)) / np.asarray(scaling.std)
     low, high = sample.min(), sample.max()
-    is_outside = origin.startswith("normalise") and normalise != "unit" and _leaves_unit_range(low, high)
+    is_outside = not is_of_file and normalise != "unit" and _leaves_unit_range(low, high)
     if is_images(x) and (is_outside or distance.max() > FAR):
         raise ValueError(f"{origin} is for pixels in [0, 1], these {x.dtype} are in [{low:.4g}, {high:.4g}]: {ADVICE}")
     far = np.flatnonzero(distance.mean(0) > FAR)

@@ -21,7 +21,7 @@ from fedjax_core.language import clip_task
 from fedjax_core.language import instruction_task as language
 from fedjax_core.language.models import clip
 from fedjax_core.registry import ResolvedSpec, spell
-from fedjax_core.run.callbacks import find_callback as find_callback
+from fedjax_core.run.callbacks import find_callback
 from fedjax_core.training import local_training, losses
 from fedjax_core.training.regularizers import REGULARIZERS
 from fedjax_core.training.scores import SCORES

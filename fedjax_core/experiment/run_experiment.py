@@ -6,7 +6,6 @@ A directory of somebody else imports nothing that its config names: it must not 
 import contextlib
 import functools
 import logging
-import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from fedjax_core.experiment.device_options import describe_devices
 from fedjax_core.experiment.ledger import make_ledger
 from fedjax_core.experiment.resolve_config import Config, ResolvedConfig, complete_config, resolve
 from fedjax_core.experiment.run_header import opening_lines
-from fedjax_core.experiment.schema import IncompleteConfig, list_unknown_fields
+from fedjax_core.experiment.schema import IncompleteConfig, find_group, list_unknown_fields
 from fedjax_core.run import Finished, RunSettings, check_inputs, digest_inputs, restore_state, run, starts_afresh
 from fedjax_core.run.early_stopping import SELECTED, find_selected_round
 from fedjax_core.storage import signature
@@ -32,13 +31,7 @@ from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import lists_to_tuples, read_json
 from fedjax_core.storage.workdir import BEGUN_HERE, CHECKPOINTS, CONFIG, DATA, RECORDED, RUN
 
-_NEEDED = {
-    "method": dict,
-    "models": list,
-    "data": dict,
-    "evaluation": dict,
-    "plan": dict,
-}  # what `load` reads of config.json
+_NEEDED = {"method": dict, "models": list, "data": dict, "evaluation": dict, "plan": dict}  # what `load` reads of config.json
 _CHOSEN = RECORDED | {"partition": {"hash": str}, "privacy?": {"noise_multiplier?": float}}
 log = logging.getLogger("fedjax_core")
 COMPILATION_CACHE = os.path.join("~", ".cache", "fedjax_core", "jax")  # where commands keep compiled programs
@@ -86,10 +79,9 @@ def execute(
         noise = read_recorded_privacy(config, workdir, fresh)
         simulation = build(config, data, noise=noise, resolved=resolved)
         run_settings = make_run_settings(
-            config,
+            resolved,
             simulation,
             noise,
-            resolved,
             data is not None,
             callbacks=constructors + tuple(callbacks),
             fresh=fresh,
@@ -104,10 +96,9 @@ def execute(
 
 
 def make_run_settings(
-    config: Config,
+    resolved: ResolvedConfig,
     simulation: Simulator,
     noise: Mapping[str, Any] | None = None,
-    resolved: ResolvedConfig | None = None,
     given_data: bool = False,
     **more: Any,
 ) -> RunSettings:
@@ -115,11 +106,9 @@ def make_run_settings(
 
     Args:
       noise: what run.json records of the privacy, as `build` takes it.
-      resolved: the config, resolved; None: not yet.
       given_data: whether the data are others than the config's.
       **more: fields of `RunSettings` that the config has not, or in place of the config's.
     """
-    resolved = resolve(config) if resolved is None else resolved
     privacy = make_ledger(resolved, simulation.spec, noise)
     facts = {"convolution": nn.describe_conv()} | run_facts.describe_adversary(resolved, simulation.spec.population)
     facts |= {} if privacy is None else {"privacy": privacy.facts() | run_facts.keep_recorded_accountant(resolved, noise)}
@@ -141,7 +130,7 @@ def make_run_settings(
     return RunSettings(**from_config | more)
 
 
-def read_recorded_privacy(config: Config, workdir: str | os.PathLike, fresh: bool = False) -> dict[str, Any] | None:
+def read_recorded_privacy(config: Config, workdir: str | os.PathLike, fresh: bool) -> dict[str, Any] | None:
     """Returns what the directory's run.json records of the privacy; process 0 reads it.
 
     None: the directory holds no run to resume, or the config has no privacy. A file that cannot be
@@ -234,8 +223,8 @@ def _find_checkpoint(folder: Path, config: Config, done: int | None) -> tuple[Ch
 def _drop_unknown_fields(config: Config, file: Path) -> None:
     """Deletes fields that this version does not have, and warns of each."""
     for field in list_unknown_fields(config):
-        *above, last = field.split(".")
-        del functools.reduce(operator.getitem, above, config)[last]
+        group, name = find_group(config, field)
+        del group[name]
         log.warning("%s has a field %s, which another version of the code wrote; it is left out", file, field)
 
 

@@ -150,11 +150,9 @@ def _time(resolved: ResolvedConfig) -> str:
         return "; ".join([*parts, *own])
     parts += [] if options.profile is None else [f"devices by {options.profile.spec}"]
     parts += [] if options.availability is None else [f"available by {options.availability.spec}"]
-    parts += (
-        []
-        if options.deadline is None
-        else [f"deadline {options.deadline:g} s" + (", until which late clients train" if options.late == "partial" else "")]
-    )
+    if options.deadline is not None:
+        late = ", until which late clients train" if options.late == "partial" else ""
+        parts.append(f"deadline {options.deadline:g} s{late}")
     if options.wait_for is not None:
         share = f"{100 * options.wait_for:g} %" if options.wait_for < 1 else f"{options.wait_for}"
         parts.append(f"the first {share} of a cohort count")

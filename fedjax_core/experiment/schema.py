@@ -4,6 +4,8 @@ field.
 What a field names is found by `lookup.py`.
 """
 
+import functools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, get_args, get_origin
 
@@ -186,6 +188,12 @@ def has_field(config: Any, field: str) -> bool:
             return False
         config = config[name]
     return True
+
+
+def find_group(config: Any, field: str) -> tuple[Any, str]:
+    """Returns the group of a config that holds a field, given by its dotted name, and the field's name in it."""
+    *above, last = field.split(".")
+    return functools.reduce(operator.getitem, above, config), last
 
 
 def check_fraction_counts(config: Config, fraction: float | None) -> None:

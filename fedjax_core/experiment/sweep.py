@@ -192,9 +192,9 @@ def _run_together(
     seed_runs = []
     try:
         for run, replica in zip(runs, vmapped.replicas, strict=True):
+            resolved = resolve(run.config)
             more = {"progress": progress, "console": run.console, "fresh": run.fresh, "draws": run.draws}
-            run_settings = make_run_settings(run.config, replica, noise, **more)
-            seed_runs.append((replica, run.workdir, complete_config(run.config), run_settings))
+            seed_runs.append((replica, run.workdir, resolved.config, make_run_settings(resolved, replica, noise, **more)))
         return run_seeds(seed_runs, vmapped)
     finally:
         vmapped.release()

@@ -112,9 +112,7 @@ def find_rules(fields: Mapping[str, Any]) -> tuple[ResolvedSpec, ...]:
     return () if text is None else tuple(robust_aggregation.find_rules(text))
 
 
-def parse_privacy(
-    fields: Mapping[str, Any], texts: bool, weights: str | None = None
-) -> tuple[ResolvedSpec | None, PrivacyConfig | None]:
+def parse_privacy(fields: Mapping[str, Any], texts: bool, weights: str | None) -> tuple[ResolvedSpec | None, PrivacyConfig | None]:
     """Returns the mechanism and its settings.
 
     Args:

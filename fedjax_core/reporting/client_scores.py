@@ -97,7 +97,7 @@ def make_decile(number: int) -> Callable[[np.ndarray], np.ndarray]:
     return lambda values: np.quantile(values, number / 10, axis=-1)
 
 
-def summarize_spread(folder: Path, rounds: int, selected: int | None = None) -> dict[str, Any]:
+def summarize_spread(folder: Path, rounds: int, selected: int | None) -> dict[str, Any]:
     """Returns the distribution of accuracies or R2 over clients, for the summary; {} without files.
 
     A file of another round was left by a run that went back to a checkpoint; it is ignored.

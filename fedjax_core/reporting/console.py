@@ -59,7 +59,12 @@ def send_warnings_to_stderr() -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises a one-line ValueError for a wrong command line."""
+    """The parser of a command, which raises a one-line ValueError for a wrong command line."""
+
+    def __init__(self, command: str, description: str | None) -> None:
+        """Takes the command's name, and the docstring of its module, which --help shows as it is."""
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(f"fedjax-core {command}", description=description, formatter_class=formatter)
 
     def print_help(self, file: Any = None) -> None:
         """Prints the help, on standard output folded for a terminal."""

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_core.atomic_files import encode_csv_line, open_text, reword_os_errors, write_blocks
+from fedjax_core.reporting.evenly_spaced import space_evenly
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import RECORDED, RUN
 
@@ -116,7 +117,7 @@ def read_partition(folder: str | os.PathLike) -> dict[str, Any]:
             heads = next(rows)
             first = heads.index("part") + 1
             if number > READ:
-                record["clients"] = np.unique(np.linspace(0, number - 1, READ).round().astype(int)).tolist()
+                record["clients"] = space_evenly(number, READ).tolist()
             wanted = set(record.get("clients", range(number)))
             lines = [line for i, line in enumerate(itertools.islice(rows, number)) if i in wanted]
             record["label_table"] = [[int(cell) for cell in line[first:]] for line in lines]

@@ -10,42 +10,24 @@ import math
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from fedjax_core.atomic_files import write_csv, write_text
 from fedjax_core.reporting import client_scores
-from fedjax_core.reporting.console import Parser, fail, one_line, readable_size, readable_time, say
+from fedjax_core.reporting.console import readable_time, say, tqdm
 from fedjax_core.reporting.loggers import TensorBoardWriter
 from fedjax_core.reporting.metrics_log import CSV, read_records, restore_records
-from fedjax_core.reporting.score_labels import is_accuracy, is_headline
-from fedjax_core.reporting.summary import Series, collect_history, format_score, format_summary, summarize_records
+from fedjax_core.reporting.score_labels import is_headline
+from fedjax_core.reporting.summary import format_score, summarize_records
 from fedjax_core.storage.json_files import JsonLinesFile, format_json_lines, to_json_values, write_json
 from fedjax_core.storage.workdir import METRICS, WorkDir
 
-with warnings.catch_warnings():  # without ipywidgets a notebook gets a text bar and a warning
-    warnings.simplefilter("ignore")
-    from tqdm.auto import tqdm
-
 SUMMARY, TENSORBOARD = "summary.json", "tensorboard"
 ENDED = "peak_memory_bytes"  # a fact that only the summary of a run without error has
-HEADLINE = ("test/global/accuracy", "test/personal/own/accuracy/mean")  # in order of preference
-__all__ = [
-    "Parser",
-    "Reporter",
-    "Series",
-    "collect_history",
-    "fail",
-    "format_summary",
-    "is_accuracy",
-    "one_line",
-    "readable_size",
-    "readable_time",
-    "say",
-    "summarize_records",
-]
+HEADLINE = ("test/global/accuracy", "test/personal/own/accuracy/mean")  # in order of preference, before other accuracies and R2
+LINE_SECONDS = 1.0  # at least, between two lines of text
 
 
 class Reporter:
@@ -58,11 +40,9 @@ class Reporter:
         *,
         progress: bool | None = None,
         tensorboard: bool = True,
-        headline: str | None = None,
         targets: Sequence[float] = (),
         last_k: int = 10,
         select: str | None = None,
-        every: float = 1.0,
         console: Callable[[str], None] | None = None,
     ) -> None:
         """Writes nothing yet.
@@ -71,20 +51,15 @@ class Reporter:
           progress: True: a bar; False: neither bar nor lines; None: a bar on a terminal or in a
             notebook without `console`, else a line per evaluation.
           tensorboard: whether to write TensorBoard files.
-          headline: the score in bar and lines; None: the first of `HEADLINE` that a record has,
-            else its first accuracy or R2 on test data. A record without such a score was not
-            evaluated.
           targets: accuracies; the summary has the first round that reaches each.
           last_k: number of last evaluations that the summary averages.
           select: the score whose best round the summary reports.
-          every: minimum seconds between two lines.
           console: prints a line of text; None: to standard error, above the bar if there is one.
         """
         self._writer = workdir.writer if isinstance(workdir, WorkDir) else True
         self.path = workdir.path if isinstance(workdir, WorkDir) else Path(workdir)
         self.total_rounds = total_rounds
         self.targets, self.last_k, self.select = tuple(targets), last_k, select
-        self._headline, self._every = headline, every
         self._console = console or say
         wants_bar = progress if progress is not None else console is None and (sys.stderr.isatty() or _in_notebook())
         self._wants_bar, self._wants_lines = wants_bar and self._writer, progress is None and not wants_bar and self._writer
@@ -185,15 +160,15 @@ class Reporter:
 
     def _show(self, record: Mapping[str, Any]) -> None:
         scores = [key for key in record if key.startswith("test/") and is_headline(key)]
-        name = self._headline or next((key for key in [*HEADLINE, *scores] if key in record), None)
-        score = f"{name} {format_score(name, record[name])}" if name in record and name is not None else None
+        name = next((key for key in [*HEADLINE, *scores] if key in record), None)  # None: it was not evaluated
+        score = None if name is None else f"{name} {format_score(name, record[name])}"
         if self._bar is not None:
             if score:
                 self._bar.set_postfix_str(score, refresh=False)
             self._bar.update(record["round"] - self._bar.n)
         elif self._wants_lines and score:
             now, last = time.monotonic(), record["round"] >= self.total_rounds
-            if last or now - self._last_line >= self._every:
+            if last or now - self._last_line >= LINE_SECONDS:
                 self._last_line = now
                 start, first = self._started
                 spent, left = now - start, self.total_rounds - record["round"]

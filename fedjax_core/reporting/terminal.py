@@ -76,6 +76,11 @@ def _fold_line(line: str, columns: int) -> list[str]:
     return [f"{part} \\" for part in parts[:-1]] + parts[-1:] if is_command else parts
 
 
+def markdown_row(*cells: str) -> str:
+    """Returns a line of a Markdown table."""
+    return "| " + " | ".join(text.replace("|", r"\|") for text in cells) + " |"
+
+
 def align_columns(
     rows: Sequence[Sequence[str]], columns: int | None = None, indent: str = "", align: Callable[[str, int], str] = str.ljust
 ) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from fedjax_core.engine.simulator import State
 from fedjax_core.privacy import ExampleLedger, PrivacyLedger
-from fedjax_core.reporting import reporter as report
+from fedjax_core.reporting.summary import Series
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Finished(NamedTuple):
     """What a run returns.
 
     Attributes:
-      summary: of all records (`report.summarize_records`), also in summary.json.
+      summary: of all records (`reporting.summary.summarize_records`), also in summary.json.
       history: each score over the rounds: `axes.plot(*history["test/global/accuracy"])`.
       stopped: whether a signal came during the last rounds; the caller must then start no other run.
       ended_by: the callback that ended the run before its last round, and why; "" if none did. The
@@ -83,7 +83,7 @@ class Finished(NamedTuple):
     state: State
     summary: dict[str, Any]
     plots: list
-    history: dict[str, report.Series]
+    history: dict[str, Series]
     stopped: bool
     ended_by: str = ""
     selected: int | None = None

@@ -19,6 +19,8 @@ from fedjax_core.engine.evaluation_step import ClientScores
 from fedjax_core.engine.simulator import Diverged, Simulator, State
 from fedjax_core.reporting import client_scores
 from fedjax_core.reporting import reporter as report
+from fedjax_core.reporting.console import readable_time
+from fedjax_core.reporting.summary import collect_history, format_summary
 from fedjax_core.run import checkpointing
 from fedjax_core.run.callbacks import CallbackFailed, Callbacks, Ended, Started, StateReader
 from fedjax_core.run.early_stopping import SELECTED, BestRound, TargetScore
@@ -181,8 +183,8 @@ class TrainingRun:
             reporter.note(privacy=settings.privacy.facts() | settings.privacy.spent(self.done))
         summary, drawn, history = reporter.close(), [], {}
         if self.workdir.writer:
-            history = report.collect_history(read_jsonl(self.workdir.path / METRICS))
-            reporter.say(report.format_summary(summary))
+            history = collect_history(read_jsonl(self.workdir.path / METRICS))
+            reporter.say(format_summary(summary))
             if settings.privacy is not None:
                 reporter.say(settings.privacy.describe(self.done))
             if settings.draws:
@@ -272,7 +274,7 @@ class TrainingRun:
             nonlocal next_report
             spent = time.monotonic() - start
             if spent >= next_report:
-                progress = f"{done} of {total} {what}, {report.readable_time(spent)}"
+                progress = f"{done} of {total} {what}, {readable_time(spent)}"
                 self.reporter.say(f"evaluation after round {round_num}: {progress}")
                 next_report = 2 * spent
             if distributed.any_process(self.stop.is_requested and spent >= DISPATCH_SECONDS):

@@ -33,7 +33,7 @@ from fedjax_core.storage.export_model import (
     refuse_foreign_network,
     restore_tree,
 )
-from fedjax_core.storage.json_files import check_schema, lists_to_tuples, to_json_values
+from fedjax_core.storage.json_files import check_schema, lists_to_tuples, to_json_values, unflatten
 from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
 from fedjax_core.task import TRAINABLE_PARTS, make_partial_task, make_task
 from fedjax_core.training import adapters, local_training
@@ -123,7 +123,7 @@ def _build_predictor(
     registry.check_choice("train", description["train"], TRAINABLE_PARTS)
     shape = tuple(description["input_shape"])
     settings = {"classes": description["classes"], "population": description["population"], "shape": shape}
-    frozen = _unflatten({name: arrays[name] for name in arrays if name.startswith("frozen.")}).get("frozen", {})
+    frozen = unflatten({name: jnp.asarray(arrays[name]) for name in arrays if name.startswith("frozen.")}).get("frozen", {})
     untrained = Net(frozen.get("params", {}), frozen.get("stats", {})) if frozen else ()
     task = make_task(network, **settings)
     if isinstance(untrained, Net):
@@ -156,15 +156,3 @@ def _initial_states(algorithm: Algorithm) -> tuple[PyTree, PyTree]:
     key, client = jax.random.key(0), jnp.int32(0)
     server = algorithm.server_init(key)
     return algorithm.broadcast(server, client), algorithm.client_init(key, server, client)
-
-
-def _unflatten(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns {"a": {"b": x}} for {"a.b": x}."""
-    tree: dict[str, Any] = {}
-    for name, array in arrays.items():
-        *above, last = name.split(".")
-        inner = tree
-        for part in above:
-            inner = inner.setdefault(part, {})
-        inner[last] = jnp.asarray(array)
-    return tree

@@ -238,6 +238,22 @@ def flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns nested dicts of leaves that are given by dotted name.
+
+    >>> unflatten({"a.b": 1, "a.c": {}, "d": 2})
+    {'a': {'b': 1, 'c': {}}, 'd': 2}
+    """
+    fields: dict[str, Any] = {}
+    for name, value in flat.items():
+        *above, last = name.split(".")
+        group = fields
+        for part in above:
+            group = group.setdefault(part, {})
+        group[last] = value
+    return fields
+
+
 def _restore_floats(value: Any, levels: int = _MAX_DEPTH) -> Any:
     """Returns a parsed value with the strings of `_NOT_FINITE` as floats."""
     if levels < 0:

@@ -12,7 +12,8 @@ from fedjax_core import experiment
 from fedjax_core.commands.tables import measures
 from fedjax_core.data import federated_data, sources
 from fedjax_core.engine import evaluation
-from fedjax_core.reporting import reporter, score_labels
+from fedjax_core.reporting import console, score_labels
+from fedjax_core.reporting.summary import format_summary, summarize_records
 from fedjax_core.storage.json_files import read_jsonl
 from fedjax_core.training.scores import AUROC, MacroF1
 from tests.fedjax_core.test_given import certain
@@ -198,10 +199,10 @@ def test_which_value_is_the_better_one():
     )
     assert score_labels.axis_label("test/global/macro_f1") == "test macro f1"
     assert score_labels.better_direction("train/my_loss") == "neither"  # what methods report is as it was
-    summary = reporter.summarize_records([{"round": 1, "test/global/auroc": 0.5, "test/global/mine": 2.0, "server/norm": 1.0}])
-    rows = reporter.format_summary(summary).splitlines()
+    summary = summarize_records([{"round": 1, "test/global/auroc": 0.5, "test/global/mine": 2.0, "server/norm": 1.0}])
+    rows = format_summary(summary).splitlines()
     assert [row.split()[:3] for row in rows[1:3]] == [["test/global/auroc", "50.0", "%"], ["test/global/mine", "2", "2"]]
-    assert "server/norm" not in reporter.format_summary(summary)
+    assert "server/norm" not in format_summary(summary)
 
 
 def test_accuracies_of_two_kinds_are_distinguished_in_a_figure(tmp_path):
@@ -221,7 +222,7 @@ def test_an_own_score_of_the_wrong_form_is_one_line_before_round_1(tmp_path):
     (tmp_path / "bad.py").write_text("def bad(outputs, x, y, mask):\n    return outputs['logits'][:, 0], 1\n")
     with pytest.raises(TypeError) as caught:
         execute_again(config(f"{tmp_path / 'bad.py'}:bad"), tmp_path / "run")
-    line = reporter.one_line(caught.value)
+    line = console.one_line(caught.value)
     assert "score of evaluation.scores must return (sum, weight), each of the two one number; 'bad' has an array of shape" in line
     assert not (tmp_path / "run").exists()
 

@@ -10,6 +10,7 @@ from fedjax_core import experiment
 from fedjax_core.atomic_files import write_text
 from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.reporting import analysis
+from fedjax_core.reporting.terminal import markdown_row
 
 TRUST = "a run that somebody else began may import the modules and files that its config names"
 
@@ -48,6 +49,11 @@ class AnalysisContext(NamedTuple):
     formats: Sequence[str] = ("png",)
     trust: bool = False
     axis: str = "rounds"
+
+    @property
+    def first_client(self) -> int:
+        """The client of an analysis that shows one."""
+        return self.clients[0] if self.clients else 0
 
 
 class RunLoader:
@@ -109,6 +115,5 @@ def features_suffix(context: AnalysisContext) -> str:
 def write_markdown(path: Path, rows: Sequence[Mapping[str, str]]) -> Path:
     """Writes rows as a Markdown table."""
     cells = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)] if rows else []
-    lines = ["| " + " | ".join(text.replace("|", r"\|") for text in row) + " |" for row in cells]
-    write_text(path, "\n".join(lines) + "\n")
+    write_text(path, "\n".join(markdown_row(*row) for row in cells) + "\n")
     return path

@@ -4,17 +4,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from matplotlib.figure import Figure
 
 from fedjax_core.commands.analyses.context import AnalysisContext, RunLoader, features_suffix, run_labels, runs_with_prefixes
 from fedjax_core.reporting import analysis, plots, reporter
+from fedjax_core.reporting.evenly_spaced import space_evenly
 from fedjax_core.reporting.label_tables import read_partition
 from fedjax_core.reporting.metrics_log import read_records
 from fedjax_core.reporting.plots.score_curves import list_scores
 from fedjax_core.reporting.score_labels import ROWS
-from fedjax_core.storage.export_model import find_trained_network
 from fedjax_core.storage.workdir import METRICS, RUN
 
 EMBEDDED, ATTENDED = 50, 20  # examples of a client in the plane, and in the map of its attention
@@ -59,21 +58,21 @@ def draw_partition(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """Draws how many examples of each class each client has, as circles and as shades."""
     del load
     files = []
-    for run, name in runs_with_prefixes(context):
+    for run, prefix in runs_with_prefixes(context):
         partition = read_partition(run)
         if not partition.get("label_table"):
             lost = run / partition["whole"] if "whole" in partition else run / RUN
             raise ValueError(f"{run} has no label table, which {lost} would hold; restore that file, or leave the run out")
         for kind, draw in (("bubbles", plots.plot_partition), ("heatmap", plots.plot_heatmap)):
             names = {key: partition.get(key) for key in ("class_names", "clients", "client_names")}
-            files += _draw(context, f"{name}partition_{kind}", draw, partition["label_table"], **names)
+            files += _draw(context, f"{prefix}partition_{kind}", draw, partition["label_table"], **names)
     return files
 
 
 def draw_tsne(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """Draws features in the plane, by class and by client."""
     files = []
-    for run, name in runs_with_prefixes(context):
+    for run, prefix in runs_with_prefixes(context):
         simulation, state = load(run)
         most = EMBEDDED if context.rows is None else context.rows
         points = analysis.compute_features(simulation, state, context.model, context.features, clients=context.clients, most=most)
@@ -82,7 +81,7 @@ def draw_tsne(context: AnalysisContext, load: RunLoader) -> list[Path]:
         centres = np.arange(len(places)) >= len(points.classes)
         labels = {"class_names": simulation.spec.data.class_names, "centres": centres}
         files += _draw(
-            context, f"{name}tsne{features_suffix(context)}", plots.plot_embedding, places, shown.classes, shown.clients, **labels
+            context, f"{prefix}tsne{features_suffix(context)}", plots.plot_embedding, places, shown.classes, shown.clients, **labels
         )
     return files
 
@@ -90,25 +89,23 @@ def draw_tsne(context: AnalysisContext, load: RunLoader) -> list[Path]:
 def draw_attention(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """Draws what a client's test examples attend to: the feature and each prompt."""
     files = []
-    for run, name in runs_with_prefixes(context):
+    for run, prefix in runs_with_prefixes(context):
         simulation, state = load(run)
-        client = context.clients[0] if context.clients else 0
         most = ATTENDED if context.rows is None else context.rows
-        maps, classes = analysis.compute_attention(simulation, state, context.model, client, most)
+        maps, classes = analysis.compute_attention(simulation, state, context.model, context.first_client, most)
         for name_of_map, weights in maps.items():
             names = [simulation.spec.data.class_names[k] for k in classes]
-            files += _draw(context, f"{name}{name_of_map}", plots.plot_attention, weights, labels=names)
+            files += _draw(context, f"{prefix}{name_of_map}", plots.plot_attention, weights, labels=names)
     return files
 
 
 def draw_knowledge(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """Draws logits of test examples in the plane, and class knowledge: a client's and the server's."""
     files = []
-    for run, name in runs_with_prefixes(context):
+    for run, prefix in runs_with_prefixes(context):
         simulation, state = load(run)
-        client = 0 if context.clients is None else context.clients[0]
-        x, y = simulation.spec.data.test
-        rows = np.unique(np.linspace(0, len(y) - 1, min(len(y), KNOWLEDGE_ROWS)).round().astype(int))
+        client, (x, y) = context.first_client, simulation.spec.data.test
+        rows = space_evenly(len(y), KNOWLEDGE_ROWS)
         view = simulation.client_view(state, client, trained=True)
         model = analysis.choose_scored_model(simulation, state, context.model)
         views = {"local": (view, *analysis.collect_class_knowledge(simulation, view, model))}
@@ -122,7 +119,7 @@ def draw_knowledge(context: AnalysisContext, load: RunLoader) -> list[Path]:
             places = analysis.embed_by_tsne(np.concatenate([points, landmarks]), context.seed)
             embedded = places[: len(rows)], y[rows], places[len(rows) :], classes
             names = simulation.spec.data.class_names
-            files += _draw(context, f"{name}knowledge_{name_of_view}", plots.plot_landmarks, *embedded, class_names=names)
+            files += _draw(context, f"{prefix}knowledge_{name_of_view}", plots.plot_landmarks, *embedded, class_names=names)
     return files
 
 
@@ -139,7 +136,7 @@ def draw_client_accuracies(context: AnalysisContext, load: RunLoader) -> list[Pa
 def draw_class_accuracies(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """Draws accuracies by class of all runs, and by client and class of each (--scope)."""
     series, files = {}, []
-    for (run, name), label in zip(runs_with_prefixes(context), run_labels(context), strict=True):
+    for (run, prefix), label in zip(runs_with_prefixes(context), run_labels(context), strict=True):
         simulation, _ = load(run)
         names = simulation.spec.data.class_names
         correct, total = load.accuracies(run, context.model, context.scope)
@@ -148,18 +145,17 @@ def draw_class_accuracies(context: AnalysisContext, load: RunLoader) -> list[Pat
         series[label] = dict(zip(names, of_class.tolist(), strict=True))
         options = {"class_names": names, "client_names": simulation.spec.data.client_names or None}
         options |= {"of": SCOPES[context.scope], "percent": True}
-        files += _draw(context, f"{name}classes_by_client", plots.plot_heatmap, each, **options)
+        files += _draw(context, f"{prefix}classes_by_client", plots.plot_heatmap, each, **options)
     return [*_draw(context, "classes", plots.plot_dots, series, across="class", up=SCOPES[context.scope]), *files]
 
 
 def draw_landscape(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """Draws the test loss in a plane through the model (of client 0, if clients have models)."""
     files = []
-    for run, name in runs_with_prefixes(context):
-        client = context.clients[0] if context.clients else 0
+    for run, prefix in runs_with_prefixes(context):
         grid = {"span": context.span, "points": context.points, "seed": context.seed}
-        surface = analysis.compute_landscape(*load(run), context.model, client, **grid)
-        files += _draw(context, f"{name}landscape", plots.plot_contours, surface.steps, surface.loss, accuracy=surface.accuracy)
+        surface = analysis.compute_landscape(*load(run), context.model, context.first_client, **grid)
+        files += _draw(context, f"{prefix}landscape", plots.plot_contours, surface.steps, surface.loss, accuracy=surface.accuracy)
     return files
 
 
@@ -169,9 +165,8 @@ def draw_plane(context: AnalysisContext, load: RunLoader) -> list[Path]:
     for run, label in zip(context.runs, run_labels(context), strict=True):
         simulation, state = load(run)
         model = analysis.choose_scored_model(simulation, state, context.model)
-        x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.spec.data.test.x)
         for client in range(simulation.spec.population) if context.clients is None else context.clients:
-            nets.append(find_trained_network(simulation.client_view(state, client), model, x))
+            nets.append(analysis.find_network(simulation, simulation.client_view(state, client), model))
             run_of_net.append(label)
             if model == "global":
                 break
@@ -184,7 +179,7 @@ def draw_plane(context: AnalysisContext, load: RunLoader) -> list[Path]:
 def draw_drift(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """Draws clients' training losses and the test loss around their models, and each round's labels."""
     files = []
-    for run, name in runs_with_prefixes(context):
+    for run, prefix in runs_with_prefixes(context):
         simulation, state = load(run)
         clients = (0, 1) if context.clients is None else context.clients
         counts = analysis.count_cohort_labels(simulation, state)
@@ -193,11 +188,11 @@ def draw_drift(context: AnalysisContext, load: RunLoader) -> list[Path]:
         for name_of_loss, surface in surfaces.items():
             options = {"accuracy": surface.accuracy, "marks": marks, "share": plane.share.tolist()}
             options["of"] = "test loss" if name_of_loss == "global" else f"training loss, {name_of_loss}"
-            file = f"{name}drift_{name_of_loss.replace(' ', '')}"
+            file = f"{prefix}drift_{name_of_loss.replace(' ', '')}"
             files += _draw(context, file, plots.plot_contours, surface.steps, surface.loss, **options)
         rounds = range(1, len(counts) + 1)
         options = {"class_names": simulation.spec.data.class_names, "clients": rounds, "across": "round"}
-        files += _draw(context, f"{name}drift_labels", plots.plot_heatmap, counts, **options)
+        files += _draw(context, f"{prefix}drift_labels", plots.plot_heatmap, counts, **options)
     return files
 
 

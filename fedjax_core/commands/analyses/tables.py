@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from fedjax_core import experiment
@@ -13,8 +12,7 @@ from fedjax_core.commands.analyses.context import AnalysisContext, RunLoader, fe
 from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.language import generation
 from fedjax_core.language import instruction_task as language
-from fedjax_core.reporting import analysis, reporter
-from fedjax_core.storage.export_model import find_trained_network
+from fedjax_core.reporting import analysis, console
 from fedjax_core.storage.json_files import read_json, write_json
 
 ANSWERS = "answers.json"  # in a run's directory: what its models have answered, in words
@@ -36,11 +34,10 @@ def collect_answers(
     if key in stored and stored[key]["round"] == round_num:
         return stored[key]["rows"]
     is_shared = len({index.tobytes() for index in simulation.spec.data.test_index}) == 1
-    x = jax.tree.map(lambda a: np.asarray(a[:8]), simulation.spec.data.test.x)
     records = []
     for client in [0] if model == "global" and is_shared else simulation.spec.scored_clients().tolist():
         view, rows = simulation.client_view(state, client), simulation.spec.data.test_index[client].tolist()
-        params = language.generation_params(prepared, adapter, view.task.frozen, find_trained_network(view, model, x))
+        params = language.generation_params(prepared, adapter, view.task.frozen, analysis.find_network(simulation, view, model))
         texts = language.generate_answers(prepared, params, rows, simulation.spec.batches.test, beams=beams)
         examples = [prepared.divided.test[row] for row in rows]
         targets = [example.answer for example in examples]
@@ -51,7 +48,7 @@ def collect_answers(
     try:
         write_json(run / ANSWERS, stored | {key: {"round": round_num, "rows": records}})
     except OSError as error:
-        reporter.say(f"{reporter.one_line(error)}; the answers will be written anew next time")
+        console.say(f"{console.one_line(error)}; the answers will be written anew next time")
     return records
 
 
@@ -112,7 +109,7 @@ def write_communication(context: AnalysisContext, load: RunLoader) -> list[Path]
             total[1] += row["bytes"]
     sums = dict(sorted(sums.items(), key=lambda item: item[0][-1] == "all"))
     shown = [
-        dict(zip(("run", "group", "way", "part"), key, strict=True)) | {"numbers": f"{n:,}", "size": reporter.readable_size(b)}
+        dict(zip(("run", "group", "way", "part"), key, strict=True)) | {"numbers": f"{n:,}", "size": console.readable_size(b)}
         for key, (n, b) in sums.items()
     ]
     return [context.out / "communication.csv", write_markdown(context.out / "communication.md", shown)]

@@ -45,7 +45,7 @@ def make_plan(
 
             def fits(chunk: int, job: compile_pool.Job = job, target: device_targets.Target = target) -> bool | None:
                 say(f"{target.name}: compiling the round with plan.chunk={chunk}")
-                more = compile_pool.compile_programs(compile_pool.with_chunk(job, chunk, (ROUND,)), folder, fresh)
+                more = compile_pool.compile_programs(compile_pool.with_chunk(job, chunk)._replace(parts=(ROUND,)), folder, fresh)
                 return _add_fit(more["programs"][ROUND], ROUND, more["about"])["fits"]
 
             largest = find_largest_chunk(fits, {chunk: of_round["fits"]}, most, tries)

@@ -58,10 +58,9 @@ class Job(NamedTuple):
     seconds: int
 
 
-def with_chunk(job: Job, chunk: int, parts: tuple[str, ...] | None = None) -> Job:
+def with_chunk(job: Job, chunk: int) -> Job:
     """Returns the job with another `plan.chunk`."""
-    config = {**job.config, "plan": {**job.config["plan"], "chunk": chunk}}
-    return job._replace(config=config, parts=job.parts if parts is None else parts)
+    return job._replace(config={**job.config, "plan": {**job.config["plan"], "chunk": chunk}})
 
 
 def compile_programs(job: Job, folder: str | os.PathLike | None, fresh: bool = False) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def expected_active_share(sim: Simulator) -> float:
     return sampler.size / slots * (1 - sim.spec.dropout)
 
 
-def analyze_program(traced: Any, sim: Simulator, active_share: float = 1.0, drop_last: bool = False) -> dict[str, Any]:
+def analyze_program(traced: Any, sim: Simulator, active_share: float, drop_last: bool) -> dict[str, Any]:
     """Compiles and analyzes a program.
 
     Args:

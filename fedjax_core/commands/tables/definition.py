@@ -22,7 +22,7 @@ from typing import Any
 from fedjax_core import registry
 from fedjax_core.commands.tables import client_statistics, comparability, measures
 from fedjax_core.commands.tables.definition_checks import check_structure
-from fedjax_core.reporting import reporter
+from fedjax_core.reporting import console, score_labels
 
 OF_COLUMNS = ("data.source", "data.partition", "data.clients")  # what columns are named by
 UNNOTED = ("data.dir", "plan.", "checkpoint.", "callbacks")  # fields without an effect on numbers
@@ -44,7 +44,7 @@ def read_definition(file: str, variant: str) -> Definition:
         table = module.get_table(variant)
         fields = {field.name for field in dataclasses.fields(table)}
     except Exception as error:  # whatever a file of code can raise
-        raise ValueError(f"{file}: {reporter.one_line(error)}") from error
+        raise ValueError(f"{file}: {console.one_line(error)}") from error
     if not {"rows", "columns", "measures", "seeds"} <= fields:
         raise ValueError(f"{file}: get_table gave a {type(table).__name__}, not a Table of configs/tables/base.py")
     return table
@@ -160,7 +160,7 @@ def check_definition(table: Definition) -> None:
 def check_targets(table: Definition) -> None:
     """Raises ValueError for targets of a measure that has no accuracy of every evaluated round."""
     first = table.measures[0]
-    if all_targets(table) and (first.clients is not None or not any(map(reporter.is_accuracy, first.scores))):
+    if all_targets(table) and (first.clients is not None or not any(map(score_labels.is_accuracy, first.scores))):
         raise ValueError(f"targets are of the first measure, and {first.label!r} is no accuracy of every evaluated round")
 
 

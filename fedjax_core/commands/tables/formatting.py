@@ -10,7 +10,7 @@ from fedjax_core.commands.tables import client_statistics, measures
 from fedjax_core.commands.tables.bootstrap_comparison import Comparison, compare_cells
 from fedjax_core.commands.tables.definition import all_targets
 from fedjax_core.commands.tables.results import Contents, Summary
-from fedjax_core.reporting import reporter, score_labels
+from fedjax_core.reporting import console, score_labels
 from fedjax_core.reporting.summary import format_significant
 
 STATISTIC_NAMES = {
@@ -278,7 +278,7 @@ def format_costs(contents: Contents) -> list[tuple[str, str, list[str]]]:
             cell = contents.costs(row.label, column.label)
             if cell is not None:
                 targets = [format_rounds(cell.reached[t]) if t in cell.reached else "" for t in all_targets(contents.table)]
-                sizes = [reporter.readable_size(cell.down), reporter.readable_size(cell.up)]
+                sizes = [console.readable_size(cell.down), console.readable_size(cell.up)]
                 seconds = "" if math.isnan(cell.seconds) else format_significant(cell.seconds)
                 rows.append((row.label, column.label, [*targets, seconds, *sizes]))
     return rows
@@ -299,11 +299,6 @@ def format_speedup(summary: Summary, other: Summary) -> str:
     theirs = other.paper[0] / summary.paper[0] if other.paper and summary.paper else math.nan
     shown = [f"{value:.3g}x" if math.isfinite(value) and value > 0 else "" for value in (ours, theirs)]
     return (shown[0] + (f" [{shown[1]}]" if shown[1] else "")).strip()
-
-
-def markdown_row(*cells: str) -> str:
-    """Returns a line of a Markdown table."""
-    return "| " + " | ".join(text.replace("|", r"\|") for text in cells) + " |"
 
 
 def finite_or_none(value: float) -> float | None:

@@ -11,16 +11,15 @@ from fedjax_core.commands.tables import client_statistics
 from fedjax_core.engine import evaluation_step
 from fedjax_core.experiment import ResolvedConfig
 from fedjax_core.language import instruction_task as language
-from fedjax_core.reporting import reporter, score_labels
+from fedjax_core.reporting import score_labels
 from fedjax_core.training import metrics
 
-# a measure's statistic: its name in `reporter.summarize_records`
+# a measure's statistic: its name in `reporting.summary.summarize_records`
 SUMMARY_KEYS = {"last": "last", "first": "first", "best": "best", "mean_of_last": "mean_last_k", "selected": "selected"}
 BETTER = ("larger", "smaller", "neither")
 ROUNDS_TO = "rounds_to"  # a statistic with a target, which counts rounds
 SECONDS_TO = "seconds_to"  # likewise simulated seconds
 ANALYSIS = "analysis:"
-SCOPES = {"own", "all", "post_local", "unseen"}  # of scores of clients
 
 
 def check_measure(measure: Any) -> None:
@@ -58,7 +57,7 @@ def _check_target(measure: Any, what: str) -> None:
     registry.check_call(f"{what}: {name}", _rounds_to, (), options)
     if any(score.startswith(ANALYSIS) or score_labels.better_direction(score) == "neither" for score in measure.scores):
         raise ValueError(f"{what}: {name} is of accuracies or losses, found {measure.scores!r}")
-    if any(map(reporter.is_accuracy, measure.scores)) and not 0 <= _rounds_to(**options) <= 1:
+    if any(map(score_labels.is_accuracy, measure.scores)) and not 0 <= _rounds_to(**options) <= 1:
         raise ValueError(f"{what}: target={options['target']} must be in [0, 1], as accuracies do; 97 % is 0.97")
     if measure.percent:
         raise ValueError(f"{what}: {name} counts {name.partition('_')[0]}, which are not shown in per cent")
@@ -105,7 +104,7 @@ def is_percent(measure: Any) -> bool:
     if client_statistics.reference_row(measure) is not None:
         return True
     score = measure.scores[0]
-    accuracy = reporter.is_accuracy(score) or (score_labels.is_gap(score) and not score.endswith("/r2"))
+    accuracy = score_labels.is_accuracy(score) or (score_labels.is_gap(score) and not score.endswith("/r2"))
     return accuracy or (is_analysis(measure) and not is_count(measure))
 
 
@@ -211,7 +210,7 @@ def _parse_scope(score: str, with_statistic: bool) -> str | None:
         return "global" if parts[1] == "global" else None
     if with_statistic and len(parts) == 4:
         return "gap" if score_labels.is_gap(score) else None
-    return parts[2] if len(parts) == (5 if with_statistic else 4) and parts[2] in SCOPES else None
+    return parts[2] if len(parts) == (5 if with_statistic else 4) and parts[2] in score_labels.ROWS else None
 
 
 def _needed_scopes(score: str) -> set[str]:

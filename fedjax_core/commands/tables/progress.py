@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 
 from fedjax_core.atomic_files import open_regular
 from fedjax_core.commands.tables.table_cells import Cell
-from fedjax_core.reporting import reporter
+from fedjax_core.reporting import console
 from fedjax_core.storage.workdir import METRICS
 
 SILENCE = 25.0  # seconds after which a run without a bar says how far it is
@@ -64,7 +64,7 @@ def _likeness(job: Job) -> list[tuple]:
 
 
 def _format_remaining(seconds: float) -> str:
-    return f"  (about {reporter.readable_time(round(seconds))} left)"
+    return f"  (about {console.readable_time(round(seconds))} left)"
 
 
 class Beat:
@@ -84,7 +84,7 @@ class Beat:
 
     def line(self) -> str:
         """Returns the line to print now."""
-        return f"{self._what}, after {reporter.readable_time(round(time.monotonic() - self._began))}"
+        return f"{self._what}, after {console.readable_time(round(time.monotonic() - self._began))}"
 
     def __enter__(self) -> Self:
         if self._say is not None:
@@ -104,7 +104,7 @@ class RunBeat(Beat):
         """Prepares the line of the first job; the others follow it. `say` prints it; None: silent."""
         super().__init__(str(jobs[0].cell), say)
         self._job, self._after, self._number, self._pace = jobs[0], jobs[1:], number, pace
-        self._metrics = folder / "runs" / self._job.cell.name / METRICS
+        self._metrics = self._job.cell.workdir(folder) / METRICS
         self._first: tuple[float, int] | None = None  # when rounds were first seen, and how many
 
     def line(self) -> str:
@@ -119,7 +119,7 @@ class RunBeat(Beat):
             rest = (now - self._first[0]) / (done - self._first[1]) * (rounds - done)
         here = (now - self._began) + (rest or 0.0)
         whole = None if rest is None else rest + math.fsum(self._pace.estimate(job) or here for job in self._after)
-        ran = reporter.readable_time(round(now - self._began))
+        ran = console.readable_time(round(now - self._began))
         remaining = "" if whole is None else _format_remaining(whole)
         return f"{self._number}  {self._job.cell}: round {done}/{rounds} after {ran}{remaining}"
 

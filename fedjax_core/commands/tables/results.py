@@ -22,9 +22,9 @@ from fedjax_core.commands.tables.table_cells import Cell, configs_of
 from fedjax_core.commands.tables.trials import SearchProgress
 from fedjax_core.data import digest
 from fedjax_core.data.federated_data import FederatedData, pool_clients
-from fedjax_core.reporting import metrics_log, reporter, score_labels
+from fedjax_core.reporting import console, metrics_log, reporter, score_labels
 from fedjax_core.reporting.rounds_to_target import interpolate_crossing
-from fedjax_core.reporting.summary import CLOCK
+from fedjax_core.reporting.summary import CLOCK, collect_history, summarize_records
 from fedjax_core.run import MAY_DIFFER, check_inputs, check_partition
 from fedjax_core.storage.json_files import read_json, to_json_values
 from fedjax_core.storage.workdir import CONFIG, DATA, RECORDED, RUN, compare_configs
@@ -99,7 +99,7 @@ class Contents:
     Attributes:
       results: of finished cells, by their names.
       failures: why cells failed, by their names.
-      searches: what chose the settings of rows, and how far it is; None: nothing did.
+      searches: what chooses the settings of rows, and how far it is; None: nothing does.
       comparisons: by (measure, column), the results that `compare_cells` has compared, and what it returned.
     """
 
@@ -192,7 +192,7 @@ def is_finished(folder: Path, cell: Cell) -> bool:
     A run that an error ended after its last round is not: its summary lacks the facts of a run's
     end, and the next command resumes it.
     """
-    summary = folder / "runs" / cell.name / reporter.SUMMARY
+    summary = cell.workdir(folder) / reporter.SUMMARY
     if not summary.exists():
         return False
     ended = read_json(summary, _ENDED)
@@ -205,12 +205,12 @@ def read_result(table: Definition, folder: Path, cell: Cell, data: FederatedData
     Raises:
       ValueError: it has no score of a measure, or not the metrics of all its rounds.
     """
-    workdir = folder / "runs" / cell.name
+    workdir = cell.workdir(folder)
     ended = read_json(workdir / reporter.SUMMARY, _FACTS)
     facts = ended["facts"]
     targets = column_targets(table, cell.column)
     records = metrics_log.read_complete_records(workdir, ended["rounds"])  # another process may be extending the run
-    summary = reporter.summarize_records(records, targets, cell.config.evaluation.last_k, cell.config.evaluation.get("select"))
+    summary = summarize_records(records, targets, cell.config.evaluation.last_k, cell.config.evaluation.get("select"))
     metrics, values, scores, reached = summary["metrics"], {}, {}, {}
     rounds = {"last": ended["rounds"], "selected": summary.get("selected", {"round": 0})["round"]}
     clients: dict[str, client_statistics.ClientValues] = {}
@@ -284,7 +284,7 @@ def _lacks_unseen(measure: Any, metrics: Mapping[str, Any]) -> bool:
 
 def _count_to_target(measure: Any, score: str, target: float, records: Sequence[Mapping[str, Any]]) -> float:
     """Returns the rounds or simulated seconds until a score reaches a target."""
-    history = reporter.collect_history(records)
+    history = collect_history(records)
     rounds_or_seconds, achieved = history[score].rounds.tolist(), history[score].values.tolist()
     if measures.counts_seconds(measure):
         if CLOCK not in history:
@@ -340,7 +340,7 @@ class TableData:
 
         A run that has not begun, or that an earlier version began, has no record of them.
         """
-        workdir = self._folder / "runs" / cell.name
+        workdir = cell.workdir(self._folder)
         recorded = self._read_recorded(cell)
         if DATA not in recorded:
             return
@@ -384,13 +384,13 @@ class TableData:
         other, known = self._partitions.setdefault(settings, (cell.name, now))
         if now != known:
             raise ValueError(
-                f"{self._folder / 'runs' / cell.name} and {other} have the same settings of the data, and other partitions "
+                f"{cell.workdir(self._folder)} and {other} have the same settings of the data, and other partitions "
                 f"(hashes {now[:12]} and {known[:12]}): versions of the code between them divide otherwise. Move the older run away"
             )
 
     def _read_recorded(self, cell: Cell) -> dict[str, Any]:
         """Returns a run's record of its data; empty if it has none."""
-        path = self._folder / "runs" / cell.name / RUN
+        path = cell.workdir(self._folder) / RUN
         return read_json(path, RECORDED) if path.exists() else {}
 
     def _compute_digests(self, cell: Cell, by_columns: bool) -> dict[str, str]:
@@ -404,5 +404,5 @@ class TableData:
                 return digests | (of_clients if by_columns else {})
             except (ValueError, OSError) as error:
                 what = "its finished runs are taken up without comparing their data"
-                self._say(f"{cell.column}: {what}, which cannot be read: {reporter.one_line(error)}")
+                self._say(f"{cell.column}: {what}, which cannot be read: {console.one_line(error)}")
                 return {}

@@ -30,7 +30,7 @@ from fedjax_core.commands.tables.writers import make_folder, remove_differences,
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine.heap import trim_heap
 from fedjax_core.engine.simulator import Diverged
-from fedjax_core.reporting import reporter, score_labels
+from fedjax_core.reporting import console, score_labels
 from fedjax_core.run import CallbackFailed
 from fedjax_core.storage.workdir import FIGURES, METRICS, DirectoryInUse
 
@@ -56,7 +56,7 @@ def run(
     only: Iterable[str] = (),
     seeds: Sequence[int] | None = None,
     progress: bool | None = None,
-    say: Callable[[str], None] = reporter.say,
+    say: Callable[[str], None] = console.say,
 ) -> Outcome:
     """Runs what is missing of a table, and writes the table.
 
@@ -80,7 +80,7 @@ def run(
     folder = Path(directory).expanduser()
     make_folder(folder)
     searches = SearchProgress(studies, folder)
-    return TableRunner(table, folder, variant, every, chosen, searches, bool(bar), say).run()
+    return TableRunner(table, folder, variant, every, chosen, searches, bar, say).run()
 
 
 class TableRunner:
@@ -119,7 +119,7 @@ class TableRunner:
         self._written_at, self._write_seconds = 0.0, 0.0  # when the tables were written last, and the seconds that it took
         self._files: list[Path] = []
         self.every, self.results, self.failures = every, {}, {}
-        self.contents = Contents(table, variant, every, self.results, self.failures, searches)
+        self.contents = Contents(table, variant, every, self.results, self.failures, searches if searches.studies else None)
         self._read_finished([cell for cell in every if cell.pair not in searches.studies])
         for pair in searches.studies:
             self._settle(pair)
@@ -254,7 +254,7 @@ class TableRunner:
         for job, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, DirectoryInUse):
                 self._held.add((job.cell.name, job.cell.config.rounds))
-                self._say(f"left for later: {job.cell}: {reporter.one_line(outcome)}")
+                self._say(f"left for later: {job.cell}: {console.one_line(outcome)}")
             elif isinstance(outcome, Exception) and not isinstance(outcome, CallbackFailed) and self._is_scored(job.cell):
                 self._say(f"done by another process: {job.cell}")
             elif isinstance(outcome, Exception):
@@ -318,7 +318,7 @@ class TableRunner:
     def _execute(self, cells: Sequence[Cell], data: FederatedData) -> list[Any]:
         silent = lambda text: None
         draws = cells[0].trial is None
-        runs = [experiment.Run(cell.config, str(self._folder / "runs" / cell.name), silent, draws=draws) for cell in cells]
+        runs = [experiment.Run(cell.config, str(cell.workdir(self._folder)), silent, draws=draws) for cell in cells]
         if len(runs) > 1:
             return experiment.execute_all(runs, False, data=data, say=self._say)  # bars of several would write over each other
         try:
@@ -331,8 +331,8 @@ class TableRunner:
         if isinstance(ended, Diverged):
             if cell.trial is None:
                 raise ended
-            mark_as_diverged(self._folder, cell, reporter.one_line(ended))
-            self._say(f"diverged, so it counts as the worst: {cell}: {reporter.one_line(ended)}")
+            mark_as_diverged(self._folder, cell, console.one_line(ended))
+            self._say(f"diverged, so it counts as the worst: {cell}: {console.one_line(ended)}")
         if cell.trial is None:
             if not ended.stopped and not is_finished(self._folder, cell):
                 raise ValueError(
@@ -362,7 +362,7 @@ class TableRunner:
         def is_readable(cell: Cell) -> bool:
             if not is_finished(self._folder, cell):
                 return False
-            workdir = self._folder / "runs" / cell.name
+            workdir = cell.workdir(self._folder)
             if has_checkpoints(workdir) or not (missing := measures.list_unknown_analyses(workdir, analyses)):
                 return True
             self._say(f"{cell}: finished, but {', '.join(missing)} needs a checkpoint, so it is trained again")
@@ -393,7 +393,7 @@ class TableRunner:
         try:
             return read(cell)
         except (ValueError, TypeError, OSError) as error:
-            self._fail([cell], str(cell), reporter.one_line(error))
+            self._fail([cell], str(cell), console.one_line(error))
             return None
 
     def _catch_up(self) -> None:
@@ -418,14 +418,14 @@ class TableRunner:
         if status.chosen is None:
             if pair in self._searches.failures:
                 self._fail_pair(pair, self._searches.failures[pair])
-            elif status.is_over:  # all have diverged
+            elif not status.waiting:  # all have diverged
                 delete_checkpoints(self._folder, study, names)
             return
         try:
-            for run in (run for trial in study.trials for run in trial.cells):
+            for run in study.runs:
                 self._data.check_inputs(run)
         except (ValueError, OSError) as error:
-            self._searches.failures[pair] = reporter.one_line(error)
+            self._searches.failures[pair] = console.one_line(error)
             self._fail_pair(pair, self._searches.failures[pair])
             return
         self._settled.add(pair)
@@ -437,7 +437,7 @@ class TableRunner:
             if cell.pair == pair:
                 self.failures.pop(cell.name, None)
                 self.every[i] = tune(cell.seed)._replace(own=cell.own)  # as the trials began
-        seeds = {run.seed for trial in study.trials for run in trial.cells}
+        seeds = {run.seed for run in study.runs}
         cells_of_other_calls = {tune(seed).name for seed in seeds}
         delete_checkpoints(self._folder, study, {cell.name for cell in self.every} | cells_of_other_calls)
         self._read_finished([cell for cell in self.every if cell.pair == pair])
@@ -452,13 +452,13 @@ class TableRunner:
 
     def _record_failure(self, cell: Cell, error: Exception) -> str:
         """Records why a run failed, with its traceback in a file; returns it."""
-        why, log = reporter.one_line(error), self._log(cell)
+        why, log = console.one_line(error), self._log(cell)
         self._say(f"failed: {cell}: {why}")
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             write_text(log, "".join(traceback.format_exception(error)))
         except OSError as unwritten:  # such as a full disk, which may be why the run failed
-            self._say(f"its traceback is not kept: {reporter.one_line(unwritten)}")
+            self._say(f"its traceback is not kept: {console.one_line(unwritten)}")
         if cell.trial is not None:
             return f"trial {cell.trial}: {why}"
         self.failures[cell.name] = why
@@ -467,7 +467,7 @@ class TableRunner:
         return why
 
     def _log(self, cell: Cell) -> Path:
-        return self._folder / "runs" / f"{cell.name}.error.txt"
+        return cell.workdir(self._folder).with_name(f"{cell.name}.error.txt")
 
     def _write(self) -> None:
         began = time.monotonic()
@@ -483,7 +483,7 @@ class TableRunner:
 
     def _draw_run(self, cell: Cell) -> None:
         """Draws the figures of a finished run that has none, or older ones than its metrics: it was a trial."""
-        workdir = self._folder / "runs" / cell.name
+        workdir = cell.workdir(self._folder)
         try:
             drawn = [(workdir / name).stat().st_mtime for name in FIGURES if (workdir / name).exists()]
             if max(drawn, default=0.0) >= (workdir / METRICS).stat().st_mtime:
@@ -493,7 +493,7 @@ class TableRunner:
             with Beat(f"drawing the figures of {cell}", self._say):
                 plot_run(workdir)
         except Exception as error:  # a figure must not end the table
-            self._say(f"no figures of {cell}: {reporter.one_line(error)}")
+            self._say(f"no figures of {cell}: {console.one_line(error)}")
 
     def _draw(self) -> None:
         from fedjax_core.commands.tables.difference_figure import draw_differences  # loads matplotlib

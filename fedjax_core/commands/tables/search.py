@@ -4,10 +4,8 @@ Nothing runs here.
 """
 
 import copy
-import functools
 import itertools
 import math
-import operator
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -75,6 +73,11 @@ class Study(NamedTuple):
     number: int
     propose: Callable[[int, Sequence[tuple[Mapping[str, Any], float]]], Trial]
 
+    @property
+    def runs(self) -> list[Cell]:
+        """The runs of all trials."""
+        return [run for trial in self.trials for run in trial.cells]
+
 
 class StudyStatus(NamedTuple):
     """The progress of a study.
@@ -93,11 +96,6 @@ class StudyStatus(NamedTuple):
     later_rounds: list[int]
     chosen: Trial | None
     scores: dict[int, tuple[int, float]]
-
-    @property
-    def is_over(self) -> bool:
-        """Whether no run is left to do."""
-        return not self.waiting
 
     @property
     def diverged_trials(self) -> int:
@@ -240,7 +238,11 @@ def _check_noise(where: str, halving: int, resolved: experiment.ResolvedConfig) 
 
 def _own_settings(config: Any, space: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a config's values in those fields of a space that it has; None of a method's option means its default."""
-    own = {f: functools.reduce(operator.getitem, f.split("."), config) for f in space if schema.has_field(config, f)}
+    own = {}
+    for field in space:
+        if schema.has_field(config, field):
+            group, name = schema.find_group(config, field)
+            own[field] = group[name]
     for name, value in comparability.read_method_options(config).items():
         field = f"method.{name}"
         if field in space and own.get(field) is None:

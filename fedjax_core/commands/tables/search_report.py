@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedjax_core.commands.tables import search_spaces
-from fedjax_core.commands.tables.formatting import finite_or_none, markdown_row
+from fedjax_core.commands.tables.formatting import finite_or_none
 from fedjax_core.commands.tables.search import Rung, StudyStatus, score_names
 from fedjax_core.commands.tables.trials import SearchProgress
 from fedjax_core.reporting.score_labels import is_accuracy, is_loss
+from fedjax_core.reporting.terminal import markdown_row
 from fedjax_core.storage.json_files import to_json_values
 
 HEADS = ("", "", "trials", "chosen", "validation", "own settings", "gain", "")

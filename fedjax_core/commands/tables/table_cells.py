@@ -1,10 +1,8 @@
 """Builds the runs of a table: each cell's resolved and checked config, and the name of its directory."""
 
 import copy
-import functools
 import hashlib
 import json
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -17,10 +15,11 @@ from fedjax_core.commands.tables import definition, measures
 from fedjax_core.commands.tables.comparability import check_rows_comparable
 from fedjax_core.commands.tables.definition import Definition, check_definition, check_targets, column_targets
 from fedjax_core.experiment import schema
-from fedjax_core.reporting import reporter
-from fedjax_core.storage.json_files import to_json_values
+from fedjax_core.reporting import console
+from fedjax_core.storage.json_files import to_json_values, unflatten
 from fedjax_core.storage.workdir import INCIDENTAL
 
+RUNS = "runs"  # in a table's directory: those of its runs
 SET_BY_TABLE = {  # fields of configs that a table sets itself, and where it has them
     "seed": "a table has seeds of its own: --seeds, or the definition's seeds",
     "evaluation.targets": "a table has targets of its own, in its definition",
@@ -48,6 +47,10 @@ class Cell(NamedTuple):
     def pair(self) -> tuple[str, str]:
         """The labels (row, column)."""
         return self.row, self.column
+
+    def workdir(self, folder: Path) -> Path:
+        """Returns the directory of the run, in that of its table."""
+        return folder / RUNS / self.name
 
     def __str__(self) -> str:
         trial = "" if self.trial is None else f"trial {self.trial} / "
@@ -93,7 +96,7 @@ def build_cell(
         for measure in table.measures:
             measures.check_scores(measure, config, resolved)
     except Exception as error:  # get_config is the user's code too
-        raise ValueError(f"{where}: {reporter.one_line(error)}") from error
+        raise ValueError(f"{where}: {console.one_line(error)}") from error
     files = experiment.existing_input_files(resolved)
     own = code_fingerprint.hash_own_files(resolved.lookups) | code_fingerprint.hash_files(files)
     labels = f"{definition.slugify(row.label)}--{definition.slugify(column.label)}"
@@ -128,30 +131,22 @@ def _resolve_config(table: Definition, row: Any, column: Any, seed: int, variant
 def _take_method(changes: dict[str, Any]) -> dict[str, Any]:
     """Takes the fields of the method out of changes; returns them as `experiment.switch_method` takes them."""
     fields = [field for field in changes if field.startswith("method.")]
-    method_of: dict[str, Any] = {}
-    for field in fields:
-        _, *above, last = field.split(".")
-        options = method_of
-        for name in above:
-            options = options.setdefault(name, {})
-        options[last] = changes.pop(field)
-    return method_of
+    return unflatten({field.removeprefix("method."): changes.pop(field) for field in fields})
 
 
 def _set_field(config: Any, field: str, value: Any) -> None:
     """Sets a dotted field that is there, or an option of the method."""
-    *above, last = field.split(".")
-    if not schema.has_field(config, field) and not (above == ["method"] and config.get("method")):
+    if not schema.has_field(config, field) and not (field.rpartition(".")[0] == "method" and config.get("method")):
         raise ValueError(f"the config has no field {field}.{registry.did_you_mean(field, _list_fields(config))}")
-    group = functools.reduce(operator.getitem, above, config)
+    group, name = schema.find_group(config, field)
     if field in schema.FIELDS:
         value = (value,) if isinstance(value, str) and field in schema.TUPLES else value
         option_types.check_value(field, value, schema.FIELDS[field])
     try:
         with group.unlocked():
-            group[last] = value
+            group[name] = value
     except TypeError as error:
-        raise ValueError(f"{field}={value!r}: {reporter.one_line(error)}") from None
+        raise ValueError(f"{field}={value!r}: {console.one_line(error)}") from None
 
 
 def _list_fields(config: ConfigDict, prefix: str = "") -> list[str]:

@@ -7,7 +7,8 @@ from fedjax_core.atomic_files import write_text
 from fedjax_core.commands.tables.progress import Job
 from fedjax_core.commands.tables.search import Study, StudyStatus, Trial, add_proposed_trial, compute_status
 from fedjax_core.commands.tables.table_cells import Cell
-from fedjax_core.reporting import metrics_log, reporter
+from fedjax_core.reporting import console, metrics_log, reporter
+from fedjax_core.reporting.summary import summarize_records
 from fedjax_core.run.early_stopping import SELECTED
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json
@@ -48,11 +49,11 @@ class SearchProgress:
             try:
                 self.read_run(study, run)
             except (ValueError, TypeError, OSError) as error:
-                self.failures.setdefault(pair, reporter.one_line(error))
+                self.failures.setdefault(pair, console.one_line(error))
 
     def read_run(self, study: Study, run: Cell) -> bool:
         """Reads the score of a run, if it is done; returns whether it is."""
-        score = read_score(self._folder / "runs" / run.name, run, study.measure)
+        score = read_score(run.workdir(self._folder), run, study.measure)
         if score is not None:
             self._scores[run.name, run.config.rounds] = score
             self._statuses.pop((study.row, study.column), None)
@@ -74,15 +75,15 @@ class SearchProgress:
             try:
                 self.studies[pair] = add_proposed_trial(study, status)
             except (ValueError, TypeError, OSError) as error:
-                self.failures[pair] = reporter.one_line(error)
+                self.failures[pair] = console.one_line(error)
                 return status._replace(chosen=None)
             self._read_trials(pair, self.studies[pair].trials[-1:])
 
     def durations(self) -> Iterator[tuple[Job, float]]:
         """Yields the finished trials with their seconds."""
         for study in self.studies.values():
-            for run in (run for trial in study.trials for run in trial.cells):
-                summary = self._folder / "runs" / run.name / reporter.SUMMARY
+            for run in study.runs:
+                summary = run.workdir(self._folder) / reporter.SUMMARY
                 if (run.name, run.config.rounds) in self._scores and summary.exists():
                     yield (Job(run, run.config.rounds), read_json(summary, _ENDED).get("speed", {}).get("seconds", 0.0))
 
@@ -108,7 +109,7 @@ def read_score(workdir: Path, run: Cell, measure: tuple[str, ...]) -> float | No
     if len(records) < ended["rounds"]:
         records = metrics_log.read_complete_records(workdir, ended["rounds"])  # another process may be writing there
     select = run.config.evaluation.get("select")
-    metrics = reporter.summarize_records([record for record in records if record["round"] <= rounds], select=select)["metrics"]
+    metrics = summarize_records([record for record in records if record["round"] <= rounds], select=select)["metrics"]
     name = next((name for name in measure if name in metrics), None)
     statistic = "selected" if select else "last"
     if name is None or statistic not in metrics[name]:
@@ -119,14 +120,14 @@ def read_score(workdir: Path, run: Cell, measure: tuple[str, ...]) -> float | No
 
 def mark_as_diverged(folder: Path, run: Cell, why: str) -> None:
     """Marks in a run's directory that it diverged."""
-    workdir = folder / "runs" / run.name
+    workdir = run.workdir(folder)
     workdir.mkdir(parents=True, exist_ok=True)
     write_text(workdir / DIVERGED, why + "\n")
 
 
 def mark_as_trial(folder: Path, run: Cell) -> None:
     """Marks that a search begins a run, unless it has checkpoints of another command."""
-    if not has_checkpoints(folder / "runs" / run.name):
+    if not has_checkpoints(run.workdir(folder)):
         (folder / BEGUN).mkdir(parents=True, exist_ok=True)
         (folder / BEGUN / run.name).touch()
 
@@ -142,8 +143,8 @@ def delete_checkpoints(folder: Path, study: Study, keep: Container[str]) -> None
     Args:
       keep: names of runs that are not only trials.
     """
-    for run in (run for trial in study.trials for run in trial.cells):
-        workdir, mark = folder / "runs" / run.name, folder / BEGUN / run.name
+    for run in study.runs:
+        workdir, mark = run.workdir(folder), folder / BEGUN / run.name
         if run.name in keep or not mark.exists() or not workdir.exists():
             continue
         try:

@@ -16,9 +16,11 @@ from fedjax_core.commands.tables import formatting, measures, search_report
 from fedjax_core.commands.tables.bootstrap_comparison import Comparison
 from fedjax_core.commands.tables.definition import all_targets, paper_value, slugify
 from fedjax_core.commands.tables.results import Contents
+from fedjax_core.commands.tables.table_cells import RUNS
 from fedjax_core.commands.tables.trials import SearchProgress
+from fedjax_core.reporting.terminal import markdown_row
 
-RUNS, KINDS = "runs", ("md", "csv", "tex")  # what a table's directory has
+KINDS = ("md", "csv", "tex")  # of files in a table's directory
 MARKDOWN_STYLE = formatting.Style(plus_minus="±", bold="**{}**", mark=" ({})", alike="≈")
 LATEX_STYLE = formatting.Style(plus_minus=r"$\pm$", bold=r"\textbf{{{}}}", mark="$^{{{}}}$", alike=r"$\approx$")
 LATEX_SPECIAL = {
@@ -55,7 +57,7 @@ def write_tables(contents: Contents, folder: Path) -> list[Path]:
     write_text(files[0], render_markdown(contents, grids))
     write_csv(files[1], make_records(contents, grids))
     write_text(files[2], render_latex(contents, grids))
-    if contents.searches is not None and contents.searches.studies:
+    if contents.searches is not None:
         files.append(folder / "trials.csv")
         write_csv(files[3], search_report.trial_records(contents.searches))
     else:
@@ -92,7 +94,7 @@ def render_markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | N
         lines += ["", f"## {measure.label}", "", *_markdown_grid(contents, measure, grids[measure.label])]
         lines += _markdown_speedups(contents, measure, grids[measure.label])
         lines += _markdown_intervals(contents, measure, grids[measure.label])
-    if contents.searches is not None and contents.searches.studies:
+    if contents.searches is not None:
         lines += ["", "## Search", "", *search_report.render_report(table.search, contents.searches)]
     lines += ["", "## Rounds, time and traffic", ""]
     targets = all_targets(table)
@@ -102,8 +104,8 @@ def render_markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | N
             "",
         ]
     heads = ["", "", *(f"rounds to {100 * t:g} %" for t in targets), "s/round", "down", "up"]
-    lines += [formatting.markdown_row(*heads), formatting.markdown_row("---", "---", *("--:" for _ in heads[2:]))]
-    lines += [formatting.markdown_row(row, column, *costs) for row, column, costs in formatting.format_costs(contents)]
+    lines += [markdown_row(*heads), markdown_row("---", "---", *("--:" for _ in heads[2:]))]
+    lines += [markdown_row(row, column, *costs) for row, column, costs in formatting.format_costs(contents)]
     if contents.failures:
         lines += ["", "## Failed", ""]
         lines += [f"- {cell}: {contents.failures[cell.name]}" for cell in every if cell.name in contents.failures]
@@ -111,7 +113,7 @@ def render_markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | N
 
 
 def _markdown_head(columns: Sequence[Any]) -> list[str]:
-    return [formatting.markdown_row("", *(c.label for c in columns)), formatting.markdown_row("---", *("--:" for _ in columns))]
+    return [markdown_row("", *(c.label for c in columns)), markdown_row("---", *("--:" for _ in columns))]
 
 
 def _markdown_grid(contents: Contents, measure: Any, cells: formatting.Grid) -> list[str]:
@@ -124,7 +126,7 @@ def _markdown_grid(contents: Contents, measure: Any, cells: formatting.Grid) -> 
             paper = formatting.format_paper(cells.summaries[pair], measure, MARKDOWN_STYLE)
             text = formatting.format_cell(cells, pair, measure, len(contents.seeds), MARKDOWN_STYLE)
             shown.append((text + (f" [{paper}]" if paper else "")).strip())
-        lines.append(formatting.markdown_row(row.label, *shown))
+        lines.append(markdown_row(row.label, *shown))
     return lines
 
 
@@ -137,7 +139,7 @@ def _markdown_speedups(contents: Contents, measure: Any, cells: formatting.Grid)
     lines = ["", f"How many times {fewer} than {against}.", "", *_markdown_head(columns)]
     for row in contents.table.rows:
         ours, others = ([cells.summaries[label, c.label] for c in columns] for label in (row.label, against))
-        lines.append(formatting.markdown_row(row.label, *map(formatting.format_speedup, ours, others)))
+        lines.append(markdown_row(row.label, *map(formatting.format_speedup, ours, others)))
     return lines
 
 
@@ -147,7 +149,7 @@ def _markdown_intervals(contents: Contents, measure: Any, cells: formatting.Grid
     if not intervals:
         return []
     lines = ["", formatting.describe_intervals(cells, contents.table.against), "", *_markdown_head(contents.table.columns)]
-    return lines + [formatting.markdown_row(row.label, *texts) for row, texts in zip(contents.table.rows, intervals, strict=True)]
+    return lines + [markdown_row(row.label, *texts) for row, texts in zip(contents.table.rows, intervals, strict=True)]
 
 
 def make_records(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> list[dict[str, Any]]:
@@ -173,7 +175,7 @@ def make_records(contents: Contents, grids: Mapping[str, formatting.Grid] | None
                         record[f"rounds_to_{target:g}"] = formatting.format_rounds(reached).replace(",", "")
                     record |= {"seconds_per_round": formatting.finite_or_none(costs.seconds)}
                     record |= {"bytes_down": costs.down, "bytes_up": costs.up}
-                if contents.searches is not None and contents.searches.studies:
+                if contents.searches is not None:
                     record |= search_report.chosen_fields(contents.searches, (row.label, column.label))
                 record |= {f"seed_{seed}": s.by_seed.get(seed) for seed in contents.seeds}
                 if measures.rounds_target(measure) is not None:
@@ -205,7 +207,7 @@ def render_latex(contents: Contents, grids: Mapping[str, formatting.Grid] | None
         blocks.append(_latex_measure(contents, measure, grids[measure.label]))
         if intervals := _latex_intervals(contents, measure, grids[measure.label]):
             blocks.append(intervals)
-    if contents.searches is not None and contents.searches.studies:
+    if contents.searches is not None:
         blocks.append(_latex_search(contents.table, contents.searches))
     blocks.append(_latex_costs(contents))
     return "\n\n".join(blocks) + "\n"

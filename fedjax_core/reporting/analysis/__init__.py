@@ -12,6 +12,7 @@ from fedjax_core.reporting.analysis.client_models import (
     compute_client_accuracies,
     compute_outputs,
     count_cohort_labels,
+    find_network,
 )
 from fedjax_core.reporting.analysis.feature_embedding import (
     Points,
@@ -50,6 +51,7 @@ __all__ = [
     "count_communication",
     "count_sizes",
     "embed_by_tsne",
+    "find_network",
     "find_plane",
     "score_match",
     "score_probe",

@@ -6,9 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_core.algorithm import TARGETS, PyTree, select_examples
+from fedjax_core.algorithm import TARGETS, Net, PyTree, select_examples
 from fedjax_core.engine import dispatch
 from fedjax_core.engine.simulator import ClientView, Simulator, State
+from fedjax_core.storage.export_model import find_trained_network
 
 BATCH = 256  # default batch size
 
@@ -50,14 +51,14 @@ def compute_outputs(view: ClientView, model: str, x: PyTree, batch: int = BATCH,
     return {name: np.concatenate([part[name] for part in parts])[:n] for name in parts[0]}
 
 
+def find_network(simulation: Simulator, view: ClientView, model: str) -> Net:
+    """Returns the network behind a client's model, which its outputs on a few test examples show."""
+    return find_trained_network(view, model, jax.tree.map(lambda a: np.asarray(a[:8]), simulation.spec.data.test.x))
+
+
 def max_examples(index: Sequence[np.ndarray]) -> int:
     """Returns the number of examples of the largest client."""
     return max(map(len, index), default=0)
-
-
-def evenly_spaced(rows: np.ndarray, most: int) -> np.ndarray:
-    """Returns at most `most` of some indices, evenly spaced."""
-    return rows[np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int))]
 
 
 def get_output(outputs: Mapping[str, Any], key: str) -> Any:

@@ -12,11 +12,11 @@ from fedjax_core.reporting.analysis.client_models import (
     choose_scored_model,
     compute_outputs,
     eval_batch_size,
-    evenly_spaced,
     get_output,
     max_examples,
     require_classes,
 )
+from fedjax_core.reporting.evenly_spaced import space_evenly
 
 
 class Points(NamedTuple):
@@ -59,7 +59,7 @@ def compute_features(
     parts, data = [], simulation.spec.data
     (x, y), index = (data.test, data.test_index) if part == "test" else (data.train, data.train_index)
     for i in range(data.clients) if clients is None else clients:
-        rows = evenly_spaced(index[i], most)
+        rows = index[i][space_evenly(len(index[i]), most)]
         if len(rows):
             largest = min(most, max_examples(index))
             predicted = compute_outputs(
@@ -109,7 +109,8 @@ def compute_attention(
       ValueError: the model has no attention output, or the client has no test examples.
     """
     model, view = choose_scored_model(simulation, state, model), simulation.client_view(state, client)
-    rows, (x, y) = evenly_spaced(simulation.spec.data.test_index[client], most), simulation.spec.data.test
+    own, (x, y) = simulation.spec.data.test_index[client], simulation.spec.data.test
+    rows = own[space_evenly(len(own), most)]
     if not len(rows):
         raise ValueError(f"client {client} has no test examples")
     predicted = compute_outputs(view, model, select_examples(x, rows), eval_batch_size(simulation))
@@ -117,13 +118,8 @@ def compute_attention(
     return weights or {"attention": get_output(predicted, "attention")}, y[rows]
 
 
-def collect_class_knowledge(
-    simulation: Simulator, view: ClientView, model: str | None = None, silu: bool = True
-) -> tuple[np.ndarray, np.ndarray]:
+def collect_class_knowledge(simulation: Simulator, view: ClientView, model: str | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Computes a client's structural knowledge (FedSKC): its class means c, as c * sigmoid(c).
-
-    Args:
-      silu: False: c itself.
 
     Returns:
       (knowledge [k, D], classes [k]) of the k classes that the client trains on.
@@ -139,4 +135,4 @@ def collect_class_knowledge(
     values = get_output(compute_outputs(view, model, select_examples(x, rows), eval_batch_size(simulation)), "logits")
     classes = np.unique(y[rows])
     c = np.stack([values[y[rows] == j].mean(0) for j in classes])
-    return c / (1 + np.exp(-c)) if silu else c, classes
+    return c / (1 + np.exp(-c)), classes

@@ -23,23 +23,20 @@ from fedjax_core.task import Model
 from fedjax_core.training import losses
 
 STEPS = 100  # of L-BFGS, for a convex problem
+PENALTY = 1.0  # of the squared norm of the layer
 
 
-def score_probe(
-    simulation: Simulator, state: State, model: str | None = None, key: str = "features", penalty: float = 1.0
-) -> np.ndarray:
+def score_probe(simulation: Simulator, state: State, model: str | None = None, key: str = "features") -> np.ndarray:
     """Scores a new linear head on each client's frozen features (linear probe): accuracies [N].
 
-    The head minimises cross-entropy summed over the client's training examples plus penalty / 2
+    The head minimises cross-entropy summed over the client's training examples plus `PENALTY` / 2
     times its squared norm; these examples also standardise the features. NaN for a client without
     training or test examples.
     """
-    return _refit(simulation, state, model, key, penalty, matching=False)
+    return _refit(simulation, state, model, key, matching=False)
 
 
-def score_match(
-    simulation: Simulator, state: State, model: str | None = None, key: str = "features", penalty: float = 1.0
-) -> np.ndarray:
+def score_match(simulation: Simulator, state: State, model: str | None = None, key: str = "features") -> np.ndarray:
     """Scores a linear layer between each client's frozen features f and its head (linear match).
 
     The layer is f -> f + D z + d, with standardised features z; D starts at 0 and is penalised.
@@ -48,10 +45,10 @@ def score_match(
     Raises:
       ValueError: no net of a client has a head that maps the features to the logits.
     """
-    return _refit(simulation, state, model, key, penalty, matching=True)
+    return _refit(simulation, state, model, key, matching=True)
 
 
-def _refit(simulation: Simulator, state: State, model: str | None, key: str, penalty: float, matching: bool) -> np.ndarray:
+def _refit(simulation: Simulator, state: State, model: str | None, key: str, matching: bool) -> np.ndarray:
     require_classes(simulation, "match" if matching else "probe")
     model = choose_scored_model(simulation, state, model)
     data, batch = simulation.spec.data, eval_batch_size(simulation)
@@ -73,7 +70,7 @@ def _refit(simulation: Simulator, state: State, model: str | None, key: str, pen
         theta = {"kernel": jnp.zeros((f.shape[1], out)), "bias": jnp.zeros(out)}
         fill = most - len(train)
         rows = np.pad(f, ((0, fill), (0, 0))), np.pad(data.train.y[train], (0, fill)), np.arange(most) < len(train)
-        theta = _minimize(logits, theta, (scale, head), *rows, penalty)
+        theta = _minimize(logits, theta, (scale, head), *rows, PENALTY)
         f = get_output(compute_outputs(view, model, select_examples(data.test.x, test), batch, max_examples(data.test_index)), key)
         accuracies[i] = np.mean(np.argmax(logits(theta, (scale, head), f), -1) == data.test.y[test])
     return accuracies

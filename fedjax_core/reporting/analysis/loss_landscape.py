@@ -13,10 +13,11 @@ from fedjax_core.reporting.analysis.client_models import (
     choose_model,
     choose_scored_model,
     eval_batch_size,
+    find_network,
     get_output,
     require_classes,
 )
-from fedjax_core.storage.export_model import find_trained_network
+from fedjax_core.reporting.evenly_spaced import space_evenly
 from fedjax_core.training import losses, metrics
 from fedjax_core.training.adapters import STACKED
 
@@ -71,7 +72,7 @@ def compute_landscape(
         first, second = jax.random.split(jax.random.key(seed))
         directions = _direction(first, centre), _direction(second, centre)
     x, y = simulation.spec.data.test if examples is None else examples
-    chosen = np.unique(np.linspace(0, len(y) - 1, min(rows, len(y))).round().astype(int))
+    chosen = space_evenly(len(y), rows)
     batch = min(eval_batch_size(simulation), len(chosen))
     index = np.pad(chosen, (0, -len(chosen) % batch)).reshape(-1, batch)
     mask = np.arange(index.size).reshape(index.shape) < len(chosen)
@@ -169,8 +170,7 @@ def compute_surroundings(
       ValueError: the method has no global model, or as `plane`.
     """
     view = simulation.client_view(state, 0)
-    x = select_examples(simulation.spec.data.test.x, np.arange(min(8, len(simulation.spec.data.test.y))))
-    centre = find_trained_network(view, choose_model(view, "global"), x)
+    centre = find_network(simulation, view, choose_model(view, "global"))
     fitted = find_plane(centre, others)
     nets, zero = find_nets(view.holds["global"]), lambda net: jax.tree.map(np.zeros_like, net.params)
     if not any(net is centre for net in nets):
@@ -204,8 +204,7 @@ def compute_drift(
         if not len(data.train_index[i]):
             raise ValueError(f"client {i} has no training examples, so it has no loss to draw; --clients takes others")
     choose_scored_model(simulation, state, "global")
-    x = select_examples(data.test.x, np.arange(min(8, len(data.test.y))))
-    local = [find_trained_network(simulation.client_view(state, i, trained=True), "global", x) for i in clients]
+    local = [find_network(simulation, simulation.client_view(state, i, trained=True), "global") for i in clients]
     own = {f"client {i}": Examples(*select_examples(tuple(data.train), data.train_index[i])) for i in clients}
     around = {
         name: compute_surroundings(simulation, state, local, span=span, points=points, examples=examples)

@@ -31,7 +31,7 @@ def plot_embedding(
     """
     places, classes, clients = np.asarray(places), np.asarray(classes), np.asarray(clients)
     large = np.zeros(len(places), bool) if centres is None else np.asarray(centres, bool)
-    names = style.resolve_class_names(int(classes.max()) + 1, class_names) if class_names is None else list(map(str, class_names))
+    names = list(map(str, range(int(classes.max()) + 1) if class_names is None else class_names))
     rows = [
         {"x": x, "y": y, "class": names[k], "client": i, "what": "centroid" if c else "example"}
         for (x, y), k, i, c in zip(places.tolist(), classes.tolist(), clients.tolist(), large.tolist(), strict=True)
@@ -74,7 +74,7 @@ def plot_landmarks(
     """
     places, classes, marks, mark_classes = map(np.asarray, (places, classes, marks, mark_classes))
     most = int(max(classes.max(), mark_classes.max(initial=0))) + 1
-    names = style.resolve_class_names(most, class_names) if class_names is None else list(map(str, class_names))
+    names = list(map(str, range(most) if class_names is None else class_names))
     rows = [
         {"x": x, "y": y, "class": names[k], "what": what}
         for what, at, labels in (("example", places, classes), ("knowledge", marks, mark_classes))

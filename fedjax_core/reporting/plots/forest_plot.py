@@ -94,7 +94,7 @@ def plot_differences(panels: Sequence[Panel], path: str | os.PathLike, against: 
                     axes.set_xlabel(f"minus {against} [{unit}]")
         figure.legend(_make_legend_marks(), KEY, loc="outside lower center", ncols=columns, columnspacing=1.0, handlelength=1.5)
         if len(kinds) > 1:
-            handles, labels = {}, []
+            handles = {}
             for axes in figure.axes:
                 marks, names = axes.get_legend_handles_labels()
                 handles |= dict(zip(names, marks, strict=True))

@@ -8,6 +8,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from fedjax_core.reporting.evenly_spaced import space_evenly
 from fedjax_core.reporting.plots import style
 
 
@@ -42,7 +43,7 @@ def plot_heatmap(
     names = style.resolve_class_names(table.shape[1], class_names)
     ids = list(range(len(table))) if clients is None else list(clients)
     rows = style.make_client_rows(ids, client_names, names, np.asarray(values), across)
-    shown = np.unique(np.linspace(0, len(table) - 1, min(len(table), style.MOST_CLIENTS)).round().astype(int))
+    shown = space_evenly(len(table), style.MOST_CLIENTS)
     population = ids[-1] + 1 if across == "client" else len(table)  # of many clients a table has some
     part = table[shown].T * (100 if percent else 1)
     columns = len(shown)

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import EllipseCollection
 from matplotlib.figure import Figure
 
+from fedjax_core.reporting.evenly_spaced import space_evenly
 from fedjax_core.reporting.plots import style
 
 
@@ -37,7 +38,7 @@ def plot_partition(
     ids = np.arange(len(counts)) if clients is None else np.asarray(clients)
     names = style.resolve_class_names(counts.shape[1], class_names)
     rows = style.make_client_rows(ids.tolist(), client_names, names, counts)
-    shown = np.unique(np.linspace(0, len(counts) - 1, min(len(counts), style.MOST_CLIENTS)).round().astype(int))
+    shown = space_evenly(len(counts), style.MOST_CLIENTS)
     with matplotlib.rc_context(style.STYLE):
         figure = _bubbles(counts[shown], ids[shown], style.shorten_names(names), int(ids[-1]) + 1)
         style.save_figure(figure, path, rows)

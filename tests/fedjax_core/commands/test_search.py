@@ -6,7 +6,7 @@ import signal
 from configs.tables.base import Row
 from fedjax_core import experiment
 from fedjax_core.commands import tables
-from fedjax_core.reporting import reporter
+from fedjax_core.reporting.summary import collect_history
 from fedjax_core.storage.json_files import read_json, read_jsonl
 from tests.fedjax_core.commands.tables.searches import BY, definition, get_config, line, run
 
@@ -23,7 +23,7 @@ def test_a_real_search_goes_on_bit_for_bit_and_survives_a_rate_that_diverges(tmp
     (name,) = outcome.results
     (cell,) = (run for trial in tables.plan_searches(table, "smoke")["A", "IID"].trials for run in trial.cells if run.name == name)
     whole = experiment.execute(cell.config, str(tmp_path / "b"), False, console=lambda text: None)
-    halted = reporter.collect_history(read_jsonl(tmp_path / "a" / "runs" / name / "metrics.jsonl"))
+    halted = collect_history(read_jsonl(tmp_path / "a" / "runs" / name / "metrics.jsonl"))
     for score in ("train/loss", BY, "test/global/accuracy"):
         assert halted[score].rounds.tolist() == whole.history[score].rounds.tolist() == [1, 2]
         assert halted[score].values.tolist() == whole.history[score].values.tolist()

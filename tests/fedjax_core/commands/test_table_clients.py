@@ -14,7 +14,7 @@ from fedjax_core import experiment
 from fedjax_core.commands import tables
 from fedjax_core.commands.tables import client_statistics, runner, writers
 from fedjax_core.engine.evaluation_step import ClientScores
-from fedjax_core.reporting import bootstrap, client_scores
+from fedjax_core.reporting import bootstrap, client_scores, console
 from fedjax_core.reporting import reporter as report
 from tests.fedjax_core.commands.small_tables import definition, get_config, run
 
@@ -261,7 +261,7 @@ def test_scores_that_a_run_has_not_are_named(tmp_path, fake):
 def test_wrong_definitions_end_before_anything_runs(changes, said):
     with pytest.raises((ValueError, TypeError), match=said) as caught:
         tables.build_cells(table(**changes), "smoke")
-    assert "\n" not in report.one_line(caught.value)
+    assert "\n" not in console.one_line(caught.value)
 
 
 def test_clients_that_are_not_those_of_the_named_row_leave_the_cell_empty(fake):

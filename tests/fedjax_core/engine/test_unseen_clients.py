@@ -16,7 +16,7 @@ from fedjax_core.data import hold_out as data_unseen
 from fedjax_core.engine import client_loop, evaluation, unseen_clients
 from fedjax_core.engine.simulation_spec import with_peer_groups
 from fedjax_core.engine.simulator import Evaluation, Simulator, build_spec, one_group
-from fedjax_core.reporting import reporter
+from fedjax_core.reporting.summary import format_summary, summarize_records
 from fedjax_core.training import local_training
 from fedjax_core.training.local_batch_norm import with_local_statistics
 from fedjax_core.uplink import attacks
@@ -125,9 +125,9 @@ def test_scores_of_fedavg_and_of_its_fine_tuning_are_those_of_a_loop():
         gap = found[f"test/{model}/own/accuracy/mean"] - found[f"test/{model}/unseen/accuracy/mean"]
         assert found[f"test/{model}/gap/accuracy"] == pytest.approx(gap)
 
-    summary = reporter.summarize_records([{"round": 2} | found])
+    summary = summarize_records([{"round": 2} | found])
     assert "best" not in summary["metrics"]["test/global/gap/accuracy"]
-    (row,) = [line for line in reporter.format_summary(summary).splitlines() if line.startswith("test/global/gap/accuracy")]
+    (row,) = [line for line in format_summary(summary).splitlines() if line.startswith("test/global/gap/accuracy")]
     assert row.split()[-1] == "points"
 
     # other rows of theirs: their fine-tuned models are others, and nothing else is

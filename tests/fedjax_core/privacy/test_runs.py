@@ -114,14 +114,16 @@ def test_more_rounds_may_need_another_accountant():
     """A directory of 5000 rounds by "pld" takes 8000, if the config names no accountant."""
     config = private(5000, noise=0.3, accountant=None)
     simulation = experiment.build(config)
-    before = run_experiment.make_run_settings(config, simulation).run_facts["privacy"]
+    before = run_experiment.make_run_settings(experiment.resolve(config), simulation).run_facts["privacy"]
     assert before["accountant"] == "pld"
     config.rounds = 8000
-    settings = run_experiment.make_run_settings(config, simulation, before)
+    settings = run_experiment.make_run_settings(experiment.resolve(config), simulation, before)
     assert settings.run_facts["privacy"] == before
     assert settings.privacy.accountant == "rdp"
     config.privacy.accountant = "rdp"
-    assert run_experiment.make_run_settings(config, simulation, before).run_facts["privacy"]["accountant"] == "rdp"
+    assert (
+        run_experiment.make_run_settings(experiment.resolve(config), simulation, before).run_facts["privacy"]["accountant"] == "rdp"
+    )
 
 
 @pytest.mark.parametrize(

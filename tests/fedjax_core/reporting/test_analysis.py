@@ -66,15 +66,14 @@ class ViewTest(chex.TestCase):
     def test_class_knowledge_is_the_mean_of_a_class(self):
         sim, state = drawn("fedavg")
         view = sim.client_view(state, 7)
-        c, classes = analysis.collect_class_knowledge(sim, view, silu=False)
-        smooth, _ = analysis.collect_class_knowledge(sim, view)
+        smooth, classes = analysis.collect_class_knowledge(sim, view)
         rows = sim.spec.data.train_index[7]
         x, y = sim.spec.data.train.x[rows], sim.spec.data.train.y[rows]
         self.assertEqual(classes.tolist(), sorted(set(y.tolist())))
         logits = analysis.compute_outputs(view, "global", x)["logits"]
-        for vector, j in zip(c, classes, strict=True):
-            np.testing.assert_allclose(vector, logits[y == j].mean(0), atol=1e-6)
-        np.testing.assert_allclose(smooth, c / (1 + np.exp(-c)), atol=1e-6)
+        for vector, j in zip(smooth, classes, strict=True):
+            c = logits[y == j].mean(0)
+            np.testing.assert_allclose(vector, c / (1 + np.exp(-c)), atol=1e-6)
         without: Any = SimpleNamespace(spec=SimpleNamespace(data=SimpleNamespace(train_index=[np.zeros(0, int)] * toy.CLIENTS)))
         with self.assertRaisesRegex(ValueError, "client 7 has no training examples, so it knows no class"):
             analysis.collect_class_knowledge(without, view)

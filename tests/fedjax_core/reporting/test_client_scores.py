@@ -9,6 +9,7 @@ import pytest
 from fedjax_core.engine import evaluation_step
 from fedjax_core.reporting import client_scores
 from fedjax_core.reporting import reporter as report
+from fedjax_core.reporting.summary import format_summary
 
 OWN = "test/personal/own/accuracy"
 
@@ -69,7 +70,7 @@ def test_the_summary_tells_the_spread_in_a_line_for_each_score(tmp_path):
     assert list(last["scores"]) == [OWN, "validation/personal/own/accuracy"]
     assert last["scores"][OWN]["worst_tenth"] == pytest.approx(0.05)  # of 0, 0.05, 0.1
     assert last["scores"][OWN]["deciles"] == pytest.approx([0.1 * i for i in range(1, 10)])
-    lines = [line for line in report.format_summary(summary).splitlines() if line.startswith("clients")]
+    lines = [line for line in format_summary(summary).splitlines() if line.startswith("clients")]
     of_round = lambda selected: client_scores.summarize_spread(tmp_path, 20, selected)["clients"].get("selected", {}).get("round")
     assert [of_round(selected) for selected in (9, 4, None)] == [9, None, None]
     assert lines == [f"clients  {OWN}: worst tenth 5.0 %, deciles 1, 5, 9: 10.0 %, 50.0 %, 90.0 %"]

@@ -17,7 +17,9 @@ from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttribut
 from tensorboardX.record_writer import masked_crc32c
 
 from fedjax_core.atomic_files import write_text
-from fedjax_core.reporting.reporter import Reporter, fail, format_summary, say, summarize_records
+from fedjax_core.reporting.console import fail, say
+from fedjax_core.reporting.reporter import Reporter
+from fedjax_core.reporting.summary import format_summary, summarize_records
 from fedjax_core.storage.json_files import format_json_lines, read_json, read_jsonl
 from fedjax_core.storage.workdir import WorkDir
 
@@ -191,9 +193,10 @@ def test_numbers_that_are_not(tmp_path):
     assert math.isnan(entry["mean_last_k"])
 
 
-def test_lines_of_text_where_there_is_no_terminal(tmp_path):
+def test_lines_of_text_where_there_is_no_terminal(tmp_path, monkeypatch):
     said: list[str] = []
-    with Reporter(tmp_path, 3, every=0, console=said.append) as reporter:
+    monkeypatch.setattr("fedjax_core.reporting.reporter.LINE_SECONDS", 0)
+    with Reporter(tmp_path, 3, console=said.append) as reporter:
         reporter.log(record(1, **{"train/accuracy": 0.9}))  # no evaluation
         reporter.log(record(2, **{"train/accuracy": 0.9, "test/global/accuracy": 0.5}))
         reporter.log(record(3, **{"test/global/accuracy": 0.25}))
@@ -206,11 +209,12 @@ def test_lines_of_text_where_there_is_no_terminal(tmp_path):
     assert said[2] == "done"
 
 
-def test_lines_come_at_most_so_often_and_at_the_end(tmp_path):
+def test_lines_come_at_most_so_often_and_at_the_end(tmp_path, monkeypatch):
     said: list[str] = []
-    with Reporter(tmp_path, 50, every=1000, console=said.append, headline="test/own") as reporter:
+    monkeypatch.setattr("fedjax_core.reporting.reporter.LINE_SECONDS", 1000)
+    with Reporter(tmp_path, 50, console=said.append) as reporter:
         for number in range(1, 51):
-            reporter.log(record(number, **{"test/own": 0.5}))
+            reporter.log(record(number, **{"test/global/accuracy": 0.5}))
     assert [line.split()[1] for line in said] == ["1/50", "50/50"]
 
 

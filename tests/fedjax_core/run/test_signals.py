@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fedjax_core.reporting.reporter import say
+from fedjax_core.reporting.console import say
 from fedjax_core.run.signals import SIGNALS, StopRequest, lenient_console, raise_on_signal
 
 

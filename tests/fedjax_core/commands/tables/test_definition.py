@@ -4,7 +4,7 @@ import pytest
 
 from configs.tables.base import Column, Measure, Row
 from fedjax_core.commands import table
-from fedjax_core.reporting import reporter
+from fedjax_core.reporting import console
 from tests.fedjax_core.commands.small_tables import GLOBAL, definition, get_config, run
 
 FIRST = "configs/tables/first.py"
@@ -64,7 +64,7 @@ IID = {"IID": 1.0, "Skewed": 2.0}
 def test_a_wrong_definition_ends_before_anything_runs(tmp_path, fake, changes, said):
     with pytest.raises((ValueError, TypeError), match=said) as caught:
         run(tmp_path / "table", definition(**changes))
-    assert "\n" not in reporter.one_line(caught.value)
+    assert "\n" not in console.one_line(caught.value)
     assert not fake.done
     assert not (tmp_path / "table").exists()
 

@@ -6,7 +6,7 @@ from configs.tables.base import LogUniform, Measure, Row, Uniform
 from fedjax_core.commands import table as command
 from fedjax_core.commands import tables
 from fedjax_core.commands.tables import measures
-from fedjax_core.reporting import reporter
+from fedjax_core.reporting import console
 from tests.fedjax_core.commands.tables.searches import BY, definition, get_config, run
 
 PRIVATE = {"privacy.mechanism": "gaussian", "privacy.clip": 1.0, "privacy.delta": 1e-3, "normalise": "unit"}
@@ -91,7 +91,7 @@ CALIBRATED, FIXED = PRIVATE | {"privacy.epsilon": 8.0}, PRIVATE | {"privacy.nois
 def test_a_wrong_search_ends_before_anything_runs(tmp_path, fake_search, of, changes, said):
     with pytest.raises(ValueError, match=said) as caught:
         run(tmp_path / "table", definition(of, **changes))
-    assert "\n" not in reporter.one_line(caught.value)
+    assert "\n" not in console.one_line(caught.value)
     assert not fake_search.done
     assert not (tmp_path / "table").exists()
 
