@@ -67,10 +67,10 @@ def from_table(
       clients: a column of integers or texts: the natural client of each row.
       categorical: those of the columns x that hold categories. Each becomes one feature for each of
         its values in the order of the alphabet (numbers by size), 1 where a row has it and else 0.
-      missing: what is done about cells that hold nothing (None, NaN, pandas' NA, and in a column of
-        numbers "" and "NA"). "error": the first is named. "drop": rows with one in a column that is
-        used are left out. "mean": of x, they become the mean of the training rows, of categories
-        the values' shares; elsewhere they are an error.
+      missing: what is done about cells that hold nothing (None, NaN, pandas' NA, an empty text, and
+        in a column of numbers "NA"; among texts "NA" is a text). "error": the first is named.
+        "drop": rows with one in a column that is used are left out. "mean": of x, they become the
+        mean of the training rows, of categories the values' shares; elsewhere they are an error.
       size: images become size x size; needed where they differ.
       test_fraction: part of each class that becomes the test set, where there is no other, of each
         client's and domain's rows as far as it goes; of other targets of the latter alone; fixed seed.

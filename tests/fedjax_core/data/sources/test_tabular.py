@@ -184,7 +184,7 @@ class NAType:
     __hash__ = None
 
 
-@pytest.mark.parametrize("nothing", [None, float("nan"), np.float32("nan"), NAType()])
+@pytest.mark.parametrize("nothing", [None, float("nan"), np.float32("nan"), NAType(), "", " "])
 def test_whatever_a_library_has_for_nothing(nothing):
     table = {"x": [0.0, nothing, 4.0, 5.0], "y": [0, 1, 0, 1], "who": ["a", "b", "b", "a"]}
     with pytest.raises(ValueError, match=r"train: row 1 of column 'x' is missing .*, missing='mean' puts the training rows' mean"):
