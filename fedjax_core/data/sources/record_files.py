@@ -26,6 +26,7 @@ Delimiter = Annotated[str, Limit("one character, no quote and no line's end", la
 Columns = str | Sequence[str]
 DELIMITERS = (",", ";", "\t", "|")  # candidates if none is given
 _INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]*)", re.ASCII)
+_LABEL = re.compile(r"[+-]?(0|[1-9][0-9]*)(\.0*)?", re.ASCII)  # an integer, also such as 5.0
 _CODE = re.compile(r"[+-]?0[0-9]+", re.ASCII)  # such as the postcode 01067
 _IMAGES_BEGIN = (b"\x89PNG\r\n", b"\xff\xd8\xff")  # PNG, JPEG
 
@@ -54,7 +55,8 @@ def csv(
       hospital_00,61,north,yes
 
     A column of nothing but numbers is one of numbers, unless one begins with 0 as postcodes do;
-    others are texts. For categories, classes, clients and domains the cells of both files count. A cell is missing that
+    others are texts. For categories, classes, clients and domains the cells of both files count; of the
+    last three, numbers are integers alone (5, 5.0), and 1e3 or true are texts. A cell is missing that
     is empty, NA, N/A, NaN, null or ?, or None in a column of numbers. Other arguments as those of
     `jsonl`.
 
@@ -65,11 +67,11 @@ def csv(
     """
     one_hot = list_columns(categorical)
     numeric = {*list_columns(x), *list_columns(y if targets == "numbers" else None)} - {*one_hot}
-    named = {*one_hot, *filter(None, (clients, domains)), *(list_columns(y) if targets == "classes" else ())}
+    labels = {*filter(None, (clients, domains)), *(list_columns(y) if targets == "classes" else ())}
     read = functools.partial(
-        _read_delimited, delimiter=delimiter, encoding=encoding, decimal=decimal, numeric=numeric, unparsed=named
+        _read_delimited, delimiter=delimiter, encoding=encoding, decimal=decimal, numeric=numeric, unparsed={*one_hot, *labels}
     )
-    parse = functools.partial(_parse_over_files, columns=named, decimal=decimal)
+    parse = functools.partial(_parse_over_files, categories=one_hot, labels=labels, decimal=decimal)
     columns = dict(x=x, y=y, clients=clients, domains=domains, targets=targets, categorical=categorical, missing=missing)
     return _load_tables(read, data_dir, path, test, test_fraction, words, length, parse=parse, **columns)
 
@@ -326,14 +328,19 @@ def _check_header(file: Path, cells: Sequence[str]) -> list[str]:
     return names if names.count("") <= 1 else [name or f"column {i}" for i, name in enumerate(names)]
 
 
-def _parse_column(cells: Sequence[str], decimal: str) -> list[Any]:
-    """Returns a column's cells as numbers if all are, else as strings; None where missing."""
+def _parse_column(cells: Sequence[str], decimal: str, are_labels: bool = False) -> list[Any]:
+    """Returns a column's cells as numbers if all are, else as strings; None where missing.
+
+    Labels are numbers only if all are integers: 1e3 and 1000 may be the names of two clients.
+    """
     cells = [cell.strip() for cell in cells]
     # with a decimal comma a cell with a point is no number
     plain = cells if decimal == "." else [cell.replace(".", ":").replace(",", ".") for cell in cells]
     numbers = [as_number(cell) for cell in plain]
     present = [cell for cell, number in zip(plain, numbers, strict=True) if number == number]
-    if all(number is not None for number in numbers) and not any(map(_CODE.fullmatch, present)):
+    if are_labels and all(map(_LABEL.fullmatch, present)):
+        return [None if number != number else int(cell.partition(".")[0]) for cell, number in zip(plain, numbers, strict=True)]
+    if not are_labels and all(number is not None for number in numbers) and not any(map(_CODE.fullmatch, present)):
         is_integer = all(map(_INTEGER.fullmatch, present))
         return [
             None if number != number else int(cell) if is_integer else number for cell, number in zip(plain, numbers, strict=True)
@@ -341,11 +348,11 @@ def _parse_column(cells: Sequence[str], decimal: str) -> list[Any]:
     return [None if cell.casefold() in MISSING_TEXTS else cell for cell in cells]
 
 
-def _parse_over_files(tables: dict[str, Any], columns: Collection[str], decimal: str) -> dict[str, Any]:
-    """Parses each of the columns over all files: a category, class or client is written alike in each."""
-    for column in columns:
+def _parse_over_files(tables: dict[str, Any], categories: Collection[str], labels: Collection[str], decimal: str) -> dict[str, Any]:
+    """Parses columns of categories and of labels over all files: one is written alike in each."""
+    for column in {*categories, *labels}:
         held = {part: table[column] for part, table in tables.items() if column in table}
-        parsed = iter(_parse_column([*itertools.chain(*held.values())], decimal))
+        parsed = iter(_parse_column([*itertools.chain(*held.values())], decimal, column in labels))
         for part, cells in held.items():
             tables[part][column] = [*itertools.islice(parsed, len(cells))]
     return tables
