@@ -76,7 +76,7 @@ def test_a_file_that_is_not_there_is_asked_for(tmp_path):
 def test_an_empty_text_is_missing_in_lines_as_in_a_delimited_file(tmp_path):
     rows = [{"a": i, "ward": "ns "[i % 3], "who": ("ann", "bob", "", "ann")[i % 4], "y": i % 2} for i in range(24)]
     write(tmp_path / "t.jsonl", rows)
-    (tmp_path / "t.csv").write_text("\n".join(",".join(map(str, row.values())) for row in [dict(zip(rows[0], rows[0])), *rows]))
+    (tmp_path / "t.csv").write_text("a,ward,who,y\n" + "\n".join(",".join(map(str, row.values())) for row in rows))
     spec = "{0}(path='t.{0}', x=('a', 'ward'), categorical='ward', y='y', clients='who', missing='drop', test_fraction=0.25)"
     lines, delimited = (sources.load(spec.format(kind), tmp_path) for kind in ("jsonl", "csv"))
     assert lines.client_names == delimited.client_names == ("ann", "bob")
