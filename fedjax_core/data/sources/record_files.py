@@ -223,13 +223,23 @@ def _index_words(
 ) -> tuple[dict[str, Any], list[str] | None]:
     """Returns the tables with token ids in place of the texts of column x, and the tokens' names.
 
-    Words are counted in the training examples alone, so a table of both is split first.
+    Words are counted in the training examples alone, so a table of both is split first; not in rows
+    that `from_table` leaves out.
+
+    Raises:
+      ValueError: x is not one column, or has a cell that is no text; or a missing one, which must not be.
     """
+    if columns["missing"] == "mean":
+        raise ValueError(
+            f"missing='mean' with words={words}: a text has no mean; missing='drop' leaves out rows with missing cells."
+        )
     x, y, targets = (columns[key] for key in ("x", "y", "targets"))
     if not isinstance(x, str):
         raise ValueError(f"x={x!r} must be the one column of texts, with words={words}.")
     rows = {part: _as_rows(table) for part, table in tables.items()}
-    texts = {part: [_split_words(part, i, row, x) for i, row in enumerate(held)] for part, held in rows.items()}
+    drops = columns["missing"] == "drop"
+    used = [x, *list_columns(y), *filter(None, (columns["domains"], columns["clients"]))] if drops else []
+    texts = {part: [_split_words(part, i, row, x, used) for i, row in enumerate(held)] for part, held in rows.items()}
     if "test" not in rows and test_fraction is not None:
         is_test = select_test_rows(rows["train"], targets, y, columns["domains"], columns["clients"], test_fraction)
         masks = {"train": ~is_test, "test": is_test}
@@ -247,9 +257,13 @@ def _as_rows(table: Any) -> list[dict[str, Any]]:
     return [dict(zip(table, cells, strict=True)) for cells in zip(*table.values(), strict=True)]
 
 
-def _split_words(part: str, i: int, row: dict[str, Any], column: str) -> list[str]:
-    if column in row and is_missing(row[column]):
+def _split_words(part: str, i: int, row: dict[str, Any], column: str, used: Sequence[str]) -> list[str]:
+    """Returns the words of a row's text; none if a cell of the columns `used` is missing."""
+    if any(name in row and is_missing(row[name]) for name in used):
         return []
+    if column in row and is_missing(row[column]):
+        what = f"row {i} of column {column!r} is missing ({option_types.shorten(row[column])})"
+        raise ValueError(f"{part}: {what}; missing='drop' leaves such rows out.")
     if not isinstance(row.get(column), str):
         raise ValueError(f"{part}: row {i} of column {column!r} is {option_types.shorten(row.get(column))}: must be a text.")
     return row[column].split()

@@ -86,6 +86,22 @@ def test_an_empty_text_is_missing_in_lines_as_in_a_delimited_file(tmp_path):
         sources.load("jsonl(path='t.jsonl', x='a', y='y', clients='who', test_fraction=0.25)", tmp_path)
 
 
+def test_words_are_those_of_the_rows_that_stay(tmp_path):
+    rows = [{"says": f"the cat {'rare' if i % 4 == 0 else 'sat'}", "mood": None if i % 4 == 0 else "ab"[i % 2]} for i in range(24)]
+    rows[1] |= {"says": ""}
+    write(tmp_path / "t.jsonl", rows)
+    write(tmp_path / "whole.jsonl", [row for row in rows if all(row.values())])
+    spec = "jsonl(path='{}.jsonl', x='says', y='mood', words=3, length=4, test_fraction=0.25, missing='{}')"
+    assert sources.load(spec.format("t", "drop"), tmp_path).train.x.max() == 5  # no <unk>
+    assert sources.load(spec.format("whole", "error"), tmp_path).train.x.max() == 5
+    with pytest.raises(
+        ValueError, match=r"train: row 1 of column 'says' is missing \(''\); missing='drop' leaves such rows out\.$"
+    ):
+        sources.load(spec.format("t", "error"), tmp_path)
+    with pytest.raises(ValueError, match=r"missing='mean' with words=3: a text has no mean; missing='drop'"):
+        sources.load(spec.format("t", "mean"), tmp_path)
+
+
 SPEC = "(path='all.{0}', x='says', clients='who', targets='tokens', words=4, length=5, test_fraction=0.25)"
 
 
