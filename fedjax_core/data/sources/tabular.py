@@ -116,7 +116,8 @@ def from_table(
     for part, held in cells.items():
         joined = table_columns.join_columns(inputs[part], x_columns)
         arrays = {"x": joined} | {field: codes[part] for field, codes in encoded.items()}
-        masks = {column: _missing_mask(column_cells, inputs[part].get(column)) for column, column_cells in held.items()}
+        numbers = _split_targets(encoded["y"][part], y_columns) | inputs[part]
+        masks = {column: _missing_mask(column_cells, numbers.get(column)) for column, column_cells in held.items()}
         parts[part] = _select(arrays, _complete_rows(part, held, masks, missing, x_columns))
     if test_fraction is not None:
         whole = parts["train"]
@@ -157,8 +158,13 @@ def _select(arrays: Mapping[str, Any], mask: np.ndarray | None) -> dict[str, Any
     return {field: array if array is None or mask is None else array[mask] for field, array in arrays.items()}
 
 
+def _split_targets(y: np.ndarray | None, columns: Sequence[str]) -> dict[str, np.ndarray]:
+    """Returns the targets [n] or [n, D] by column."""
+    return {column: y[:, i] if len(columns) > 1 else y for i, column in enumerate(columns)} if y is not None else {}
+
+
 def _missing_mask(cells: Column, array: np.ndarray | None) -> np.ndarray:
-    """Returns the mask [n] of rows whose cell is missing, or of inputs has a number that is."""
+    """Returns the mask [n] of rows whose cell is missing, or is encoded as a number that is."""
     mask = np.array([is_missing(cell) for cell in cells], bool)
     if array is not None and np.issubdtype(array.dtype, np.floating):
         mask |= np.isnan(array).any(tuple(range(1, array.ndim)))

@@ -196,6 +196,16 @@ def test_whatever_a_library_has_for_nothing(nothing):
     assert (mine.train.y.tolist(), mine.train_clients.tolist()) == ([0, 0, 1], [0, 1, 0])
 
 
+@pytest.mark.parametrize(("y", "targets"), [("s", "numbers"), (["t", "s"], "numbers"), (["t", "s"], "labels")])
+def test_missing_targets_among_numbers_in_texts(y, targets):
+    table = {"x": [[1.0], [2.0], [3.0], [4.0]], "s": ["1", "NA", "0", ""], "t": [1, 0, 1, 0]}
+    with pytest.raises(ValueError, match=r"train: row 1 of column 's' is missing \('NA'\); missing='drop' leaves such rows out\.$"):
+        sources.from_table(table, table, x="x", y=y, targets=targets)
+    mine = sources.from_table(table, table, x="x", y=y, targets=targets, missing="drop")
+    assert mine.train.x[:, 0].tolist() == [1, 3]
+    assert mine.train.y[:, -1].tolist() == [1, 0]
+
+
 def test_missing_places_of_lists():
     table = {"x": [[1.0, 2.0], [None, 4.0], [3.0, 6.0]], "y": [0, 1, 0]}
     with pytest.raises(ValueError, match=r"train: row 1 of column 'x' is missing \(\[None, 4.0\]\)"):
