@@ -118,7 +118,10 @@ def from_table(
         arrays = {"x": joined} | {field: codes[part] for field, codes in encoded.items()}
         numbers = _split_targets(encoded["y"][part], y_columns) | inputs[part]
         masks = {column: _missing_mask(column_cells, numbers.get(column)) for column, column_cells in held.items()}
-        parts[part] = _select(arrays, _complete_rows(part, held, masks, missing, x_columns))
+        kept = _complete_rows(part, held, masks, missing, x_columns)
+        for column, array in numbers.items():
+            _check_no_infinity(part, column, held[column], array, kept)
+        parts[part] = _select(arrays, kept)
     if test_fraction is not None:
         whole = parts["train"]
         is_test = _test_mask(whole, len(whole["x"]), targets, test_fraction)
@@ -169,6 +172,19 @@ def _missing_mask(cells: Column, array: np.ndarray | None) -> np.ndarray:
     if array is not None and np.issubdtype(array.dtype, np.floating):
         mask |= np.isnan(array).any(tuple(range(1, array.ndim)))
     return mask
+
+
+def _check_no_infinity(part: str, column: str, cells: Column, array: np.ndarray, kept: np.ndarray | None) -> None:
+    """Raises ValueError of a cell that has a number that is infinite as float32, which would spoil its column's mean."""
+    if not np.issubdtype(array.dtype, np.floating):
+        return
+    is_infinite = (np.abs(array) > np.finfo(np.float32).max).any(tuple(range(1, array.ndim)))
+    is_infinite &= True if kept is None else kept
+    if is_infinite.any():
+        i = int(is_infinite.argmax())
+        raise ValueError(
+            f"{part}: row {i} of column {column!r} is {option_types.shorten(cells[i])}: must be finite, also as float32."
+        )
 
 
 def _complete_rows(

@@ -206,6 +206,15 @@ def test_missing_targets_among_numbers_in_texts(y, targets):
     assert mine.train.y[:, -1].tolist() == [1, 0]
 
 
+@pytest.mark.parametrize("missing", ["error", "drop", "mean"])
+@pytest.mark.parametrize(("column", "value", "told"), [("a", float("inf"), "inf"), ("y", "-1e39", "'-1e39'")])
+def test_an_infinite_cell_is_named(missing, column, value, told):
+    table = {"a": [0.5, 1.5, 2.5], "b": [1, 2, 3], "y": ["1", "2", "3"]}
+    table[column][2] = value
+    with pytest.raises(ValueError, match=rf"train: row 2 of column '{column}' is {told}: must be finite"):
+        sources.from_table(table, table, x=["a", "b"], y="y", targets="numbers", missing=missing)
+
+
 def test_missing_places_of_lists():
     table = {"x": [[1.0, 2.0], [None, 4.0], [3.0, 6.0]], "y": [0, 1, 0]}
     with pytest.raises(ValueError, match=r"train: row 1 of column 'x' is missing \(\[None, 4.0\]\)"):
