@@ -233,7 +233,10 @@ def test_validation_that_most_clients_have_no_part_in_is_warned_of(caplog):
         ValueError, match=r"data.validation=0.01: no client has a whole example in it; the largest has 72 .*at least 0.014"
     ):
         experiment.dataset(config)
-    config.data.partition = "dirichlet(alpha=0.3)"
+    config.data.update(examples=20, validation=0.5)
+    with pytest.raises(ValueError, match=r"data.validation=0.5: .* the largest has 1 training examples; a client needs at least 2"):
+        experiment.dataset(config)
+    config.data.update(examples=None, partition="dirichlet(alpha=0.3)")
     config.data.validation = 1 / 140
     experiment.build(config)
     (line,) = [line for line in caplog.messages if line.startswith("data.validation=")]

@@ -94,7 +94,9 @@ def _build_dataset(
         parts = {part: _read_part(columns, f"{part}_", channels, size) for part in ("train", "test")}
         if bare := [key for key in OF_ROWS if key in columns]:
             meant = " and ".join(f"{part}_{bare[0]}" for part in parts)
-            log.warning("%s: arrays without `labels` of the same rows are not read: %s; name them such as %s", name, ", ".join(bare), meant)
+            log.warning(
+                "%s: arrays without `labels` of the same rows are not read: %s; name them such as %s", name, ", ".join(bare), meant
+            )
     arrays: dict[str, Any] = {f"{part}_{key}": values for part, held in parts.items() for key, values in held.items()}
     return from_arrays(**arrays, **names, name=name)
 

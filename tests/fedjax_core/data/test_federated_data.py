@@ -149,6 +149,9 @@ def test_matched_says_how_many_rows_there_are(monkeypatch, many):
     with pytest.raises(ValueError, match=r"wants 21 of the 20 test examples of class \d; test_examples=21 must be <= 20"):
         divide(one_class, 4, test_split="matched", test_examples=21)
     assert divide(one_class, 4, test_split="matched", test_examples=20).test_label_table.max(1).tolist() == [20] * 4
+    untested = DATA.select(test=DATA.test.y != 0)
+    with pytest.raises(ValueError, match=r"has \d+ training examples of class 0, which has no test example; take another"):
+        federated_data.federate(untested, one_class, 4, 0, test_split="matched", test_examples=5)
 
 
 def test_lists_by_offsets_are_lists():
