@@ -54,8 +54,8 @@ def from_table(
         which become grey [H, W, 1] if all are, else colours [H, W, 3]: Pillow's, the bytes of a
         file, or {"bytes": ..., "path": ...} as the Hugging Face hub has them. Or several columns of
         numbers, which become features [rows, D] in this order. Texts such as "31" are numbers.
-      y: the column of the labels: integers from 0, truth values, or texts; other integers, such as
-        -1 and 1 or years, are classes with these names. Of other targets: of
+      y: the column of the labels: integers from 0, truth values, or texts; where integers are
+        negative or as large as years, they are classes with these names. Of other targets: of
         "labels" a column whose cells are lists of texts, or of 0 and 1, or several columns of
         those; of "numbers" a column, or several; of "tokens" a column of lists, or None where each
         position of x predicts the next.
