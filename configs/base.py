@@ -210,7 +210,7 @@ def get_config(variant: str = "small") -> Any:
     # The weights times this are added to the gradient; with Adam to its step, before the rate (AdamW)
     config.optimizer.weight_decay = placeholder(float)
     config.optimizer.clip = placeholder(float)  # maximum norm of a gradient
-    config.optimizer.decay = placeholder(float)  # the learning rate of round r is lr * decay ** r
+    config.optimizer.decay = placeholder(float)  # the learning rate of round r = 1, 2, ... is lr * decay ** (r - 1)
     # Decay to 0 within each local training: "linear" or "cosine"
     config.optimizer.anneal = placeholder(str)
     # Sharpness-aware steps, with two gradients a step: "sam(rho=0.05)" or "asam(rho=0.5, eta=0.01)"

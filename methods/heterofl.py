@@ -18,9 +18,9 @@ Heterogeneous Clients. ICLR 2021. https://arxiv.org/abs/2010.01264
 
 Widths are networks of a config: models=("mlp(widths=(64,))", "mlp(widths=(32,))"), which clients take
 in turn; one that is named twice has twice as many clients. Clients of one width run one program of
-that width, so that time, memory and bytes fall with it. An entry becomes the mean over the clients
-that hold it, and stays if none does. The predictor "global" is the wide network, "personal" the
-client's part, with its scaler.
+that width, so that its time, memory and bytes fall with it; simulated seconds of training do not.
+An entry becomes the mean over the clients that hold it, and stays if none does. The predictor
+"global" is the wide network, "personal" the client's part, with its scaler.
 
 A layer's step moves its output by 1 / r^2 of what it would without the scaler, and only group
 normalization takes that back (with it the scaler changes nothing): without, clip gradients at norm

@@ -121,6 +121,9 @@ def _round_at_random(table: np.ndarray, test_examples: int, rng: np.random.Gener
 
 
 def _shortage_error(client: int, counts: np.ndarray, wanted: np.ndarray, available: np.ndarray, test_examples: int) -> ValueError:
+    if lacking := np.flatnonzero((counts > 0) & (available == 0)).tolist():
+        what = f"client {client} has {counts[lacking[0]]} training examples of class {lacking[0]}, which has no test example"
+        return ValueError(f"test_split='matched': {what}; take another test_split, or a set that has some.")
     c = int(np.argmax(wanted - available))
     most = int(np.min(available[counts > 0] * counts.sum() / counts[counts > 0]))
     return ValueError(

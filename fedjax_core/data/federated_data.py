@@ -235,8 +235,8 @@ def from_index(
       train_index: N lists of example indices into `dataset.train`; lists may overlap. Or a mapping
         of client names to lists, such as pandas' `frame.groupby("user").indices`. Millions of them
         are quickest as `RaggedIndex`.
-      test_index: N lists into `dataset.test`, or a mapping of the same names, of which those without
-        test examples may be missing; None: divided in proportion to the training examples
+      test_index: N lists into `dataset.test`, or, with a mapping of `train_index`, one of the same names,
+        of which those without test examples may be missing; None: divided in proportion to the training examples
         (`federate`).
       seed: data seed of that division.
 
@@ -253,6 +253,10 @@ def from_index(
             test_index = [test_index.get(name, ()) for name in train_index]
         names = () if list(train_index) == list(range(len(train_index))) else tuple(map(str, train_index))
         train_index = train_index.values()
+    elif isinstance(test_index, Mapping):
+        raise ValueError(
+            "test_index is a mapping of client names, and train_index lists without names: give both as lists or mappings."
+        )
     train = _check_lists("train_index", train_index, len(dataset.train.y))
     if not len(train):
         raise ValueError("train_index has no lists: must have one per client.")

@@ -77,7 +77,10 @@ def hold_out_examples(resolved: ResolvedConfig, data: FederatedData) -> Federate
         largest = RaggedIndex.from_lists(data.train_index).size.max(initial=0)
         if largest and not RaggedIndex.from_lists(data.validation_index).total:
             what = f"data.validation={part}: no client has a whole example in it; the largest has {largest} training examples"
-            raise ValueError(f"{what}; it must be at least {1 / largest:.2g}, or a number of examples")
+            least = (
+                f"it must be at least {1 / largest:.2g}, or a number of examples" if largest > 1 else "a client needs at least 2"
+            )
+            raise ValueError(f"{what}; {least}")
     return federated_data.center_features(data)
 
 

@@ -20,7 +20,7 @@ from fedjax_core.experiment.resolve_config import ResolvedConfig
 from fedjax_core.language import instruction_task as language
 from fedjax_core.task import Model
 from fedjax_core.training import metrics
-from fedjax_core.training.mixing_matrices import DIRECTED
+from fedjax_core.training.mixing_matrices import DIRECTED, OWN_GRAPHS
 from fedjax_core.uplink import attacks, robust_aggregation
 
 SCALED = ("diabetes",)  # data sets, and those derived from them, that scale targets by statistics of all training examples
@@ -51,6 +51,7 @@ def warn(resolved: ResolvedConfig, data: FederatedData, attackers: int, fresh: M
         *check_offset(resolved, data.x_offset is not None or data.y_offset is not None),
         *check_feddyn(resolved, data, returning / data.clients),
         *check_directed_graph(resolved, returning, data.clients),
+        *check_link_seconds(resolved, returning, data.clients),
         *check_targets(data),
         *check_classes(resolved, data),
         *check_validation(resolved, data),
@@ -148,6 +149,23 @@ def check_directed_graph(resolved: ResolvedConfig, returning: int, population: i
         return []
     what = f"{returning} of {population} clients take part in a round, and links go one way, so that the mean of all models drifts"
     return [f"method.topology={method.option('topology')!r}: {what}; take 'ring', 'torus' or 'random', or all clients"]
+
+
+def check_link_seconds(resolved: ResolvedConfig, returning: int, population: int) -> list[str]:
+    """Returns a warning of transfers over a graph of clients that take as long as those of the mean number of neighbours, and
+    are fewer or more."""
+    method, devices = resolved.method, resolved.client_devices
+    if method.origin != registry.BUILT_IN or method.name != "dfedavg" or devices is None or devices.profile is None:
+        return []
+    if devices.profile.option("down", 1.0) is None and devices.profile.option("up", 1.0) is None:  # transfers take no time
+        return []
+    can_miss = (devices.availability, devices.deadline, devices.wait_for) != (None, None, None)
+    can_miss |= returning < population or bool(np.any(devices.profile.option("failure", 0.0)))
+    if not can_miss and method.option("topology") not in OWN_GRAPHS:
+        return []
+    why = "links of absent clients are left out" if can_miss else "numbers of neighbours may differ"
+    what = "simulated_seconds have each client receive and send the mean number of neighbours' models, in every round"
+    return [f"devices.profile: {what}, but {why}; server/link_bytes has the bytes of the links"]
 
 
 def check_targets(data: FederatedData) -> list[str]:

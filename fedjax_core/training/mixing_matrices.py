@@ -27,6 +27,7 @@ from fedjax_core.registry import check_choice
 
 TOPOLOGIES = ("ring", "torus", "exponential", "one_peer", "random", "full", "graph", "matrix")
 DIRECTED = ("exponential", "one_peer")  # whose links go one way
+OWN_GRAPHS = ("graph", "matrix")  # of a file, where numbers of neighbours may differ
 TOLERANCE = 1e-5  # of sums of rows and columns
 
 
@@ -45,7 +46,7 @@ def make_mixing_matrices(topology: str, clients: int, *, degree: int = 4, seed: 
         doubly stochastic, or not connected.
     """
     check_choice("topology", topology, TOPOLOGIES)
-    if (file is None) == (topology in ("graph", "matrix")):
+    if (file is None) == (topology in OWN_GRAPHS):
         needs = "needs a file" if file is None else "takes no file; 'graph' and 'matrix' do"
         raise ValueError(f"topology={topology!r} {needs}, matrix={file!r}")
     if file is None:

@@ -308,7 +308,7 @@ def sgd(
       nesterov: whether the momentum is Nesterov's.
       weight_decay: added to the gradient as weight_decay * w, before momentum.
       clip: largest global norm of the raw gradient; None: no clipping.
-      decay: the learning rate of round r is lr * decay ** r.
+      decay: the learning rate of round r = 0, 1, ... is lr * decay ** r.
       anneal: form of the decay to 0 within each local training; None: constant.
 
     Raises:

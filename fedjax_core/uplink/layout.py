@@ -39,9 +39,8 @@ class UplinkLayout:
         for path, reduce in paths:
             part = f"part {jax.tree_util.keystr(path)} of the uplink" if path else "the uplink"
             if not reduce.payload and transforms:
-                raise ValueError(
-                    f"{needs} supports deltas and class means; {part} of {method} is neither: its server reads it client by client"
-                )
+                own = "the method combines it in a way of its own"
+                raise ValueError(f"{needs} supports deltas and class means; {part} of {method} is neither: {own}")
             if reduce.payload == "number" and changing:
                 raise ValueError(f"{changing} changes what clients send; {part} of {method} is a number that belongs to the delta")
         weight_fns = [reduce.weight_fn for reduce in self._reduces if reduce.payload == "delta"]

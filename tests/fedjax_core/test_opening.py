@@ -225,6 +225,27 @@ def test_local_statistics_without_any_are_warned_of(caplog, models, warns):
     assert len(lines) == warns
 
 
+@pytest.mark.parametrize(
+    ("topology", "size", "devices", "why"),
+    [
+        ("ring", 8, "down=1e6", "links of absent clients are left out"),
+        ("ring", 20, "up=1e6, failure=0.1", "links of absent clients are left out"),
+        ("graph", 20, "down=1e6", "numbers of neighbours may differ"),
+        ("ring", 20, "down=1e6", None),
+        ("graph", 8, "latency=1.0", None),
+    ],
+)
+def test_seconds_of_neighbours_that_differ_are_warned_of(tmp_path, topology, size, devices, why):
+    config = dfedavg.get_config("smoke")
+    config.method = {"name": "dfedavg", "topology": topology}
+    if topology == "graph":
+        (tmp_path / "graph.csv").write_text("0,1\n1,0\n")
+        config.method.matrix = str(tmp_path / "graph.csv")
+    config.devices.profile = f"constant(examples_per_second=10.0, {devices})"
+    lines = config_warnings.check_link_seconds(experiment.resolve(config), size, 20)
+    assert [line.rpartition("but ")[2].partition(";")[0] for line in lines] == ([] if why is None else [why])
+
+
 def test_validation_that_most_clients_have_no_part_in_is_warned_of(caplog):
     """20 clients of 71 or 72 examples each: a hundredth of none is one; with Dirichlet's of few."""
     config = fedavg.get_config("smoke")
@@ -233,7 +254,10 @@ def test_validation_that_most_clients_have_no_part_in_is_warned_of(caplog):
         ValueError, match=r"data.validation=0.01: no client has a whole example in it; the largest has 72 .*at least 0.014"
     ):
         experiment.dataset(config)
-    config.data.partition = "dirichlet(alpha=0.3)"
+    config.data.update(examples=20, validation=0.5)
+    with pytest.raises(ValueError, match=r"data.validation=0.5: .* the largest has 1 training examples; a client needs at least 2"):
+        experiment.dataset(config)
+    config.data.update(examples=None, partition="dirichlet(alpha=0.3)")
     config.data.validation = 1 / 140
     experiment.build(config)
     (line,) = [line for line in caplog.messages if line.startswith("data.validation=")]

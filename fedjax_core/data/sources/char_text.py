@@ -57,9 +57,8 @@ def text(
         rows += [ids[i * length : (i + 1) * length + 1] for i in range(number)]
         clients += [client] * number
     if len(rows) < 2 * parts:
-        raise ValueError(
-            f"{name}: {sum(map(len, pieces))} characters make {len(rows)} examples of length={length}; too few for {parts}."
-        )
+        what = f"{name}: {sum(map(len, pieces))} characters make {len(rows)} examples of length={length}"
+        raise ValueError(f"{what}: must be at least {2 * parts}, two for each of {parts} parts; lower length or parts.")
     owners, x = np.array(clients, np.int32), np.stack(rows)
     is_test = stratified_fraction_mask([owners], test_fraction)
     return from_arrays(

@@ -108,15 +108,18 @@ def only(load: Load, of: str, classes: Sequence[int]) -> Dataset:
 
     Args:
       of: the set, such as "cifar10".
-      classes: labels of those that stay, each once; the first of them becomes label 0.
+      classes: labels of those that stay, two or more, each once; the first of them becomes label 0.
     """
     dataset = load(of)
     require_classes(f"only(of={of!r})", dataset.train.y, "use the whole set, or one with classes")
     number, wanted = len(dataset.class_names), np.asarray(classes, int)
-    if not len(wanted) or len({*wanted.tolist()}) < len(wanted) or not 0 <= min(wanted) <= max(wanted) < number:
-        raise ValueError(f"only: classes={classes}: must be some of the labels 0 to {number - 1} of {of!r}, each once.")
+    if len(wanted) < 2 or len({*wanted.tolist()}) < len(wanted) or not 0 <= min(wanted) <= max(wanted) < number:
+        raise ValueError(f"only: classes={classes}: must be two or more of the labels 0 to {number - 1} of {of!r}, each once.")
     label = _new_labels(number, wanted)
     kept = dataset.select(np.isin(dataset.train.y, wanted), np.isin(dataset.test.y, wanted))
+    for part, y in (("training", kept.train.y), ("test", kept.test.y)):
+        if not len(y):
+            raise ValueError(f"only: classes={classes} have no {part} examples in {of!r}: must have some of both parts.")
     return kept._replace(
         name=f"{dataset.name}_only",
         train=kept.train._replace(y=label[kept.train.y]),

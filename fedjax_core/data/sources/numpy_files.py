@@ -92,6 +92,11 @@ def _build_dataset(
         raise ValueError(f"test_fraction={test_fraction}, but the file has a test part of its own.")
     else:
         parts = {part: _read_part(columns, f"{part}_", channels, size) for part in ("train", "test")}
+        if bare := [key for key in OF_ROWS if key in columns]:
+            meant = " and ".join(f"{part}_{bare[0]}" for part in parts)
+            log.warning(
+                "%s: arrays without `labels` of the same rows are not read: %s; name them such as %s", name, ", ".join(bare), meant
+            )
     arrays: dict[str, Any] = {f"{part}_{key}": values for part, held in parts.items() for key, values in held.items()}
     return from_arrays(**arrays, **names, name=name)
 
@@ -105,6 +110,10 @@ def _read_part(columns: dict[str, np.ndarray], prefix: str, channels: int, size:
     held = {key: columns[prefix + key] for key in OF_ROWS if prefix + key in columns}
     if "labels" not in held:
         raise ValueError(f"has no `{prefix}labels`, but: {', '.join(columns)}.")
+    if not np.issubdtype(held["labels"].dtype, np.integer):
+        wanted = "must be classes, integers, such as np.unique(labels, return_inverse=True) makes of texts"
+        others = "other targets need csv, parquet or a source of your own with from_arrays(..., targets=)"
+        raise ValueError(f"`{prefix}labels` has type {held['labels'].dtype}: {wanted}; {others}.")
     count = len(held["labels"])
     for key, values in held.items():
         if key not in ("bytes", "offsets") and len(values) != count:

@@ -26,6 +26,7 @@ Delimiter = Annotated[str, Limit("one character, no quote and no line's end", la
 Columns = str | Sequence[str]
 DELIMITERS = (",", ";", "\t", "|")  # candidates if none is given
 _INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]*)", re.ASCII)
+_LABEL = re.compile(r"[+-]?(0|[1-9][0-9]*)(\.0*)?", re.ASCII)  # an integer, also such as 5.0
 _CODE = re.compile(r"[+-]?0[0-9]+", re.ASCII)  # such as the postcode 01067
 _IMAGES_BEGIN = (b"\x89PNG\r\n", b"\xff\xd8\xff")  # PNG, JPEG
 
@@ -54,7 +55,8 @@ def csv(
       hospital_00,61,north,yes
 
     A column of nothing but numbers is one of numbers, unless one begins with 0 as postcodes do;
-    others are texts. For categories, classes, clients and domains the cells of both files count. A cell is missing that
+    others are texts. For categories, classes, clients and domains the cells of both files count; of the
+    last three, numbers are integers alone (5, 5.0), and 1e3 or true are texts. A cell is missing that
     is empty, NA, N/A, NaN, null or ?, or None in a column of numbers. Other arguments as those of
     `jsonl`.
 
@@ -65,11 +67,11 @@ def csv(
     """
     one_hot = list_columns(categorical)
     numeric = {*list_columns(x), *list_columns(y if targets == "numbers" else None)} - {*one_hot}
-    named = {*one_hot, *filter(None, (clients, domains)), *(list_columns(y) if targets == "classes" else ())}
+    labels = {*filter(None, (clients, domains)), *(list_columns(y) if targets == "classes" else ())}
     read = functools.partial(
-        _read_delimited, delimiter=delimiter, encoding=encoding, decimal=decimal, numeric=numeric, unparsed=named
+        _read_delimited, delimiter=delimiter, encoding=encoding, decimal=decimal, numeric=numeric, unparsed={*one_hot, *labels}
     )
-    parse = functools.partial(_parse_over_files, columns=named, decimal=decimal)
+    parse = functools.partial(_parse_over_files, categories=one_hot, labels=labels, decimal=decimal)
     columns = dict(x=x, y=y, clients=clients, domains=domains, targets=targets, categorical=categorical, missing=missing)
     return _load_tables(read, data_dir, path, test, test_fraction, words, length, parse=parse, **columns)
 
@@ -221,13 +223,23 @@ def _index_words(
 ) -> tuple[dict[str, Any], list[str] | None]:
     """Returns the tables with token ids in place of the texts of column x, and the tokens' names.
 
-    Words are counted in the training examples alone, so a table of both is split first.
+    Words are counted in the training examples alone, so a table of both is split first; not in rows
+    that `from_table` leaves out.
+
+    Raises:
+      ValueError: x is not one column, or has a cell that is no text; or a missing one, which must not be.
     """
+    if columns["missing"] == "mean":
+        raise ValueError(
+            f"missing='mean' with words={words}: a text has no mean; missing='drop' leaves out rows with missing cells."
+        )
     x, y, targets = (columns[key] for key in ("x", "y", "targets"))
     if not isinstance(x, str):
         raise ValueError(f"x={x!r} must be the one column of texts, with words={words}.")
     rows = {part: _as_rows(table) for part, table in tables.items()}
-    texts = {part: [_split_words(part, i, row, x) for i, row in enumerate(held)] for part, held in rows.items()}
+    drops = columns["missing"] == "drop"
+    used = [x, *list_columns(y), *filter(None, (columns["domains"], columns["clients"]))] if drops else []
+    texts = {part: [_split_words(part, i, row, x, used) for i, row in enumerate(held)] for part, held in rows.items()}
     if "test" not in rows and test_fraction is not None:
         is_test = select_test_rows(rows["train"], targets, y, columns["domains"], columns["clients"], test_fraction)
         masks = {"train": ~is_test, "test": is_test}
@@ -245,9 +257,13 @@ def _as_rows(table: Any) -> list[dict[str, Any]]:
     return [dict(zip(table, cells, strict=True)) for cells in zip(*table.values(), strict=True)]
 
 
-def _split_words(part: str, i: int, row: dict[str, Any], column: str) -> list[str]:
-    if column in row and is_missing(row[column]):
+def _split_words(part: str, i: int, row: dict[str, Any], column: str, used: Sequence[str]) -> list[str]:
+    """Returns the words of a row's text; none if a cell of the columns `used` is missing."""
+    if any(name in row and is_missing(row[name]) for name in used):
         return []
+    if column in row and is_missing(row[column]):
+        what = f"row {i} of column {column!r} is missing ({option_types.shorten(row[column])})"
+        raise ValueError(f"{part}: {what}; missing='drop' leaves such rows out.")
     if not isinstance(row.get(column), str):
         raise ValueError(f"{part}: row {i} of column {column!r} is {option_types.shorten(row.get(column))}: must be a text.")
     return row[column].split()
@@ -326,14 +342,19 @@ def _check_header(file: Path, cells: Sequence[str]) -> list[str]:
     return names if names.count("") <= 1 else [name or f"column {i}" for i, name in enumerate(names)]
 
 
-def _parse_column(cells: Sequence[str], decimal: str) -> list[Any]:
-    """Returns a column's cells as numbers if all are, else as strings; None where missing."""
+def _parse_column(cells: Sequence[str], decimal: str, are_labels: bool = False) -> list[Any]:
+    """Returns a column's cells as numbers if all are, else as strings; None where missing.
+
+    Labels are numbers only if all are integers: 1e3 and 1000 may be the names of two clients.
+    """
     cells = [cell.strip() for cell in cells]
     # with a decimal comma a cell with a point is no number
     plain = cells if decimal == "." else [cell.replace(".", ":").replace(",", ".") for cell in cells]
     numbers = [as_number(cell) for cell in plain]
     present = [cell for cell, number in zip(plain, numbers, strict=True) if number == number]
-    if all(number is not None for number in numbers) and not any(map(_CODE.fullmatch, present)):
+    if are_labels and all(map(_LABEL.fullmatch, present)):
+        return [None if number != number else int(cell.partition(".")[0]) for cell, number in zip(plain, numbers, strict=True)]
+    if not are_labels and all(number is not None for number in numbers) and not any(map(_CODE.fullmatch, present)):
         is_integer = all(map(_INTEGER.fullmatch, present))
         return [
             None if number != number else int(cell) if is_integer else number for cell, number in zip(plain, numbers, strict=True)
@@ -341,11 +362,11 @@ def _parse_column(cells: Sequence[str], decimal: str) -> list[Any]:
     return [None if cell.casefold() in MISSING_TEXTS else cell for cell in cells]
 
 
-def _parse_over_files(tables: dict[str, Any], columns: Collection[str], decimal: str) -> dict[str, Any]:
-    """Parses each of the columns over all files: a category, class or client is written alike in each."""
-    for column in columns:
+def _parse_over_files(tables: dict[str, Any], categories: Collection[str], labels: Collection[str], decimal: str) -> dict[str, Any]:
+    """Parses columns of categories and of labels over all files: one is written alike in each."""
+    for column in {*categories, *labels}:
         held = {part: table[column] for part, table in tables.items() if column in table}
-        parsed = iter(_parse_column([*itertools.chain(*held.values())], decimal))
+        parsed = iter(_parse_column([*itertools.chain(*held.values())], decimal, column in labels))
         for part, cells in held.items():
             tables[part][column] = [*itertools.islice(parsed, len(cells))]
     return tables

@@ -33,9 +33,11 @@ log = logging.getLogger("fedjax_core")
 
 
 def is_missing(cell: Any) -> bool:
-    """Returns whether a cell holds nothing: None, NaN, or what pandas has for it."""
+    """Returns whether a cell holds nothing: None, NaN, what pandas has for it, or a text without a character but spaces."""
     if cell is None or cell is np.ma.masked:
         return True
+    if isinstance(cell, str):
+        return not cell.strip()
     if isinstance(cell, float | np.floating | decimal.Decimal):
         return math.isnan(cell)
     return type(cell).__name__ in _PANDAS

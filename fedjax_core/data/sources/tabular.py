@@ -54,8 +54,8 @@ def from_table(
         which become grey [H, W, 1] if all are, else colours [H, W, 3]: Pillow's, the bytes of a
         file, or {"bytes": ..., "path": ...} as the Hugging Face hub has them. Or several columns of
         numbers, which become features [rows, D] in this order. Texts such as "31" are numbers.
-      y: the column of the labels: integers from 0, truth values, or texts; other integers, such as
-        -1 and 1 or years, are classes with these names. Of other targets: of
+      y: the column of the labels: integers from 0, truth values, or texts; where integers are
+        negative or as large as years, they are classes with these names. Of other targets: of
         "labels" a column whose cells are lists of texts, or of 0 and 1, or several columns of
         those; of "numbers" a column, or several; of "tokens" a column of lists, or None where each
         position of x predicts the next.
@@ -67,10 +67,10 @@ def from_table(
       clients: a column of integers or texts: the natural client of each row.
       categorical: those of the columns x that hold categories. Each becomes one feature for each of
         its values in the order of the alphabet (numbers by size), 1 where a row has it and else 0.
-      missing: what is done about cells that hold nothing (None, NaN, pandas' NA, and in a column of
-        numbers "" and "NA"). "error": the first is named. "drop": rows with one in a column that is
-        used are left out. "mean": of x, they become the mean of the training rows, of categories
-        the values' shares; elsewhere they are an error.
+      missing: what is done about cells that hold nothing (None, NaN, pandas' NA, an empty text, and
+        in a column of numbers "NA"; among texts "NA" is a text). "error": the first is named.
+        "drop": rows with one in a column that is used are left out. "mean": of x, they become the
+        mean of the training rows, of categories the values' shares; elsewhere they are an error.
       size: images become size x size; needed where they differ.
       test_fraction: part of each class that becomes the test set, where there is no other, of each
         client's and domain's rows as far as it goes; of other targets of the latter alone; fixed seed.
@@ -116,8 +116,12 @@ def from_table(
     for part, held in cells.items():
         joined = table_columns.join_columns(inputs[part], x_columns)
         arrays = {"x": joined} | {field: codes[part] for field, codes in encoded.items()}
-        masks = {column: _missing_mask(column_cells, inputs[part].get(column)) for column, column_cells in held.items()}
-        parts[part] = _select(arrays, _complete_rows(part, held, masks, missing, x_columns))
+        numbers = _split_targets(encoded["y"][part], y_columns) | inputs[part]
+        masks = {column: _missing_mask(column_cells, numbers.get(column)) for column, column_cells in held.items()}
+        kept = _complete_rows(part, held, masks, missing, x_columns)
+        for column, array in numbers.items():
+            _check_no_infinity(part, column, held[column], array, kept)
+        parts[part] = _select(arrays, kept)
     if test_fraction is not None:
         whole = parts["train"]
         is_test = _test_mask(whole, len(whole["x"]), targets, test_fraction)
@@ -157,12 +161,30 @@ def _select(arrays: Mapping[str, Any], mask: np.ndarray | None) -> dict[str, Any
     return {field: array if array is None or mask is None else array[mask] for field, array in arrays.items()}
 
 
+def _split_targets(y: np.ndarray | None, columns: Sequence[str]) -> dict[str, np.ndarray]:
+    """Returns the targets [n] or [n, D] by column."""
+    return {column: y[:, i] if len(columns) > 1 else y for i, column in enumerate(columns)} if y is not None else {}
+
+
 def _missing_mask(cells: Column, array: np.ndarray | None) -> np.ndarray:
-    """Returns the mask [n] of rows whose cell is missing, or of inputs has a number that is."""
+    """Returns the mask [n] of rows whose cell is missing, or is encoded as a number that is."""
     mask = np.array([is_missing(cell) for cell in cells], bool)
     if array is not None and np.issubdtype(array.dtype, np.floating):
         mask |= np.isnan(array).any(tuple(range(1, array.ndim)))
     return mask
+
+
+def _check_no_infinity(part: str, column: str, cells: Column, array: np.ndarray, kept: np.ndarray | None) -> None:
+    """Raises ValueError of a cell that has a number that is infinite as float32, which would spoil its column's mean."""
+    if not np.issubdtype(array.dtype, np.floating):
+        return
+    is_infinite = (np.abs(array) > np.finfo(np.float32).max).any(tuple(range(1, array.ndim)))
+    is_infinite &= True if kept is None else kept
+    if is_infinite.any():
+        i = int(is_infinite.argmax())
+        raise ValueError(
+            f"{part}: row {i} of column {column!r} is {option_types.shorten(cells[i])}: must be finite, also as float32."
+        )
 
 
 def _complete_rows(

@@ -149,6 +149,9 @@ def test_matched_says_how_many_rows_there_are(monkeypatch, many):
     with pytest.raises(ValueError, match=r"wants 21 of the 20 test examples of class \d; test_examples=21 must be <= 20"):
         divide(one_class, 4, test_split="matched", test_examples=21)
     assert divide(one_class, 4, test_split="matched", test_examples=20).test_label_table.max(1).tolist() == [20] * 4
+    untested = DATA.select(test=DATA.test.y != 0)
+    with pytest.raises(ValueError, match=r"has \d+ training examples of class 0, which has no test example; take another"):
+        federated_data.federate(untested, one_class, 4, 0, test_split="matched", test_examples=5)
 
 
 def test_lists_by_offsets_are_lists():
@@ -265,6 +268,7 @@ def test_from_index_takes_mappings_and_iterables():
         ([[0], [1]], [[0]], "train_index has 2 lists and test_index 1"),
         ([[0]], [[80]], r"test_index\[0\] has example indices from 80 to 80: must lie in \[0, 80\)"),
         ([], None, "train_index has no lists"),
+        ([[0], [1]], {"u1": [1], "u0": [0]}, "test_index is a mapping of client names, and train_index lists without names"),
     ],
 )
 def test_from_index_refuses_what_does_not_fit(train, test, message):

@@ -88,6 +88,10 @@ def test_a_text_is_cut_into_rows_of_its_parts(tmp_path):
     assert sorted({*data.train_clients.tolist()}) == [0, 1, 2, 3]
     with pytest.raises(FileNotFoundError, match="put a text file there, or name another"):
         sources.load("text(path='no.txt')", tmp_path)
+    with pytest.raises(
+        ValueError, match=r"200 characters make 4 examples of length=40: must be at least 8, two for each of 4 parts"
+    ):
+        sources.load("text(path='book.txt.gz', length=40, parts=4)", tmp_path)
 
 
 @pytest.mark.parametrize(

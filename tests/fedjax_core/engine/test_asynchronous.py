@@ -255,7 +255,7 @@ def test_without_a_schedule_nothing_is_added():
         ("scaffold", "fedbuff(buffer=2)", {}, "weights one delta by its staleness; scaffold sends 2 deltas; staleness='constant'"),
         ("fedproto", "fedbuff(buffer=2)", {}, "weights one delta by its staleness; fedproto sends class means"),
         ("fedcm", "fedasync", {}, "clients of fedcm do not send back what they were broadcast, with its changes; 'fedbuff'"),
-        ("fedamp", "fedbuff(buffer=2)", {}, "the uplink of fedamp is neither: its server reads it client by client"),
+        ("fedamp", "fedbuff(buffer=2)", {}, "the uplink of fedamp is neither: the method combines it in a way of its own"),
         ("local", "fedbuff(buffer=2)", {}, "schedule 'fedbuff' needs an uplink; clients of local send nothing"),
         ("centralized", "fedbuff(buffer=2)", {}, "a pooled method has no clients, so it goes without config.schedule"),
         ("fedavg", "fedbuff(buffer=2)", {"deadline": 9.0}, "the schedule's buffer says for whom the server waits"),

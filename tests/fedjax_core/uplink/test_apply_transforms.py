@@ -204,7 +204,7 @@ def cohort(name):
     ("name", "says"),
     [
         ("fedamp", "attack 'same' supports deltas and class means; the uplink of fedamp is neither"),
-        ("fedskc", r"part \[0\] of the uplink of fedskc is neither: its server reads it client by client"),
+        ("fedskc", r"part \[0\] of the uplink of fedskc is neither: the method combines it in a way of its own"),
         *(
             (name, rf"attack 'same' changes .*; part \[1\] of the uplink of {name} is a number")
             for name in ("fednova", "qfedavg", "fedexp")

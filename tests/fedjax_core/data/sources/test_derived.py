@@ -134,10 +134,18 @@ def test_only_some_classes():
         assert found.y.dtype == np.int32
 
 
-@pytest.mark.parametrize("classes", [(), (10,), (3, 3)])
+@pytest.mark.parametrize("classes", [(), (3,), (3, 10), (3, 3)])
 def test_only_classes_that_there_are(classes):
-    with pytest.raises(ValueError, match=r"only: classes=\(.*\): must be some of the labels 0 to 9 of 'digits'"):
+    with pytest.raises(ValueError, match=r"only: classes=\(.*\): must be two or more of the labels 0 to 9 of 'digits'"):
         sources.load("only", of="digits", classes=classes)
+
+
+@pytest.mark.parametrize(("classes", "part"), [((0, 1), "test"), ((2, 3), "training")])
+def test_only_classes_with_examples_of_both_parts(classes, part):
+    x = np.zeros((4, 2), np.float32)
+    whole = sources.from_arrays(x, [0, 1, 0, 1], x, [2, 3, 2, 3])
+    with pytest.raises(ValueError, match=rf"only: classes=\(., .\) have no {part} examples in 'given': must have some of both"):
+        derived.only(lambda _: whole, "given", classes)
 
 
 def test_resplit_tests_on_a_part_of_the_training_rows():

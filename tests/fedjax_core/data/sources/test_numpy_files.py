@@ -123,6 +123,7 @@ Y = np.array([0, 1, 0, 1])
         ({"class_names": np.array("cat")}, r"`class_names` has shape \(\): must have one axis"),
         ({"labels": np.array([0, 1, 0, 2**31 - 2])}, r"test_y has the value 2147483646"),
         ({"domains": Y[:2]}, r"`domains` has 2 examples for 4 `labels`"),
+        ({"labels": Y / 2}, r"`labels` has type float64: must be classes, integers.*; other targets need csv, parquet or a source"),
     ],
 )
 def test_npz_arrays_fit_together(tmp_path, change, said):
@@ -168,6 +169,13 @@ def test_npz_with_the_names_of_keras(tmp_path, form):
     series = {name: array / 2 if array.ndim == 3 else array for name, array in named.items()}
     savez(tmp_path / "series.npz", **series)
     assert sources.load("npz:series", tmp_path).train.x.shape == (6, 5, 4)
+
+
+def test_npz_names_columns_that_belong_to_no_part(tmp_path, caplog):
+    parts = {f"{what}_{part}": array for part in ("train", "test") for what, array in (("x", np.ones((4, 2))), ("y", Y))}
+    savez(tmp_path / "mine.npz", clients=Y, **parts)
+    assert sources.load("npz:mine", tmp_path).train_clients is None
+    assert "not read: clients; name them such as train_clients and test_clients" in caplog.text
 
 
 def test_npz_says_which_keys_are_known(tmp_path):

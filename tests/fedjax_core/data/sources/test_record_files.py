@@ -73,6 +73,35 @@ def test_a_file_that_is_not_there_is_asked_for(tmp_path):
         sources.load("jsonl(path='f.jsonl', x='a', y='b', test_fraction=0.5)", tmp_path)
 
 
+def test_an_empty_text_is_missing_in_lines_as_in_a_delimited_file(tmp_path):
+    rows = [{"a": i, "ward": "ns "[i % 3], "who": ("ann", "bob", "", "ann")[i % 4], "y": i % 2} for i in range(24)]
+    write(tmp_path / "t.jsonl", rows)
+    (tmp_path / "t.csv").write_text("a,ward,who,y\n" + "\n".join(",".join(map(str, row.values())) for row in rows))
+    spec = "{0}(path='t.{0}', x=('a', 'ward'), categorical='ward', y='y', clients='who', missing='drop', test_fraction=0.25)"
+    lines, delimited = (sources.load(spec.format(kind), tmp_path) for kind in ("jsonl", "csv"))
+    assert lines.client_names == delimited.client_names == ("ann", "bob")
+    np.testing.assert_array_equal(lines.train.x, delimited.train.x)
+    assert lines.train.x.shape == (9, 3)
+    with pytest.raises(ValueError, match=r"row 2 of column 'who' is missing \(''\)"):
+        sources.load("jsonl(path='t.jsonl', x='a', y='y', clients='who', test_fraction=0.25)", tmp_path)
+
+
+def test_words_are_those_of_the_rows_that_stay(tmp_path):
+    rows = [{"says": f"the cat {'rare' if i % 4 == 0 else 'sat'}", "mood": None if i % 4 == 0 else "ab"[i % 2]} for i in range(24)]
+    rows[1] |= {"says": ""}
+    write(tmp_path / "t.jsonl", rows)
+    write(tmp_path / "whole.jsonl", [row for row in rows if all(row.values())])
+    spec = "jsonl(path='{}.jsonl', x='says', y='mood', words=3, length=4, test_fraction=0.25, missing='{}')"
+    assert sources.load(spec.format("t", "drop"), tmp_path).train.x.max() == 5  # no <unk>
+    assert sources.load(spec.format("whole", "error"), tmp_path).train.x.max() == 5
+    with pytest.raises(
+        ValueError, match=r"train: row 1 of column 'says' is missing \(''\); missing='drop' leaves such rows out\.$"
+    ):
+        sources.load(spec.format("t", "error"), tmp_path)
+    with pytest.raises(ValueError, match=r"missing='mean' with words=3: a text has no mean; missing='drop'"):
+        sources.load(spec.format("t", "mean"), tmp_path)
+
+
 SPEC = "(path='all.{0}', x='says', clients='who', targets='tokens', words=4, length=5, test_fraction=0.25)"
 
 

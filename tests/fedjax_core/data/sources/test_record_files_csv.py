@@ -101,6 +101,22 @@ def test_codes_with_a_leading_zero_stay_texts(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("written", "names"),
+    [
+        (("1e3", "1000", "12"), ("1000", "12", "1e3")),
+        (("true", "1", "0"), ("0", "1", "true")),
+        (("0.5", "1.5", "NA"), ("0.5", "1.5")),
+        (("9007199254740993", "9007199254740992", "5.0"), ("5", "9007199254740992", "9007199254740993")),
+    ],
+)
+def test_labels_are_numbers_where_all_are_integers(tmp_path, written, names):
+    (tmp_path / "t.csv").write_text("who,a\n" + "\n".join(f"{written[i % 3]},{i}" for i in range(12)))
+    spec = "csv(path='t.csv', x='a', y='who', clients='who', missing='drop', test_fraction=0.25)"
+    data = sources.load(spec, tmp_path)
+    assert data.client_names == data.class_names == names
+
+
+@pytest.mark.parametrize(
     ("text", "more", "message"),
     [
         ("", "", "t.csv: has no header line"),

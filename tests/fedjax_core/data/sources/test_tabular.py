@@ -184,7 +184,7 @@ class NAType:
     __hash__ = None
 
 
-@pytest.mark.parametrize("nothing", [None, float("nan"), np.float32("nan"), NAType()])
+@pytest.mark.parametrize("nothing", [None, float("nan"), np.float32("nan"), NAType(), "", " "])
 def test_whatever_a_library_has_for_nothing(nothing):
     table = {"x": [0.0, nothing, 4.0, 5.0], "y": [0, 1, 0, 1], "who": ["a", "b", "b", "a"]}
     with pytest.raises(ValueError, match=r"train: row 1 of column 'x' is missing .*, missing='mean' puts the training rows' mean"):
@@ -194,6 +194,25 @@ def test_whatever_a_library_has_for_nothing(nothing):
     mine = sources.from_table(table, table, x="x", y="y", clients="who", missing="drop")
     assert mine.train_clients is not None
     assert (mine.train.y.tolist(), mine.train_clients.tolist()) == ([0, 0, 1], [0, 1, 0])
+
+
+@pytest.mark.parametrize(("y", "targets"), [("s", "numbers"), (["t", "s"], "numbers"), (["t", "s"], "labels")])
+def test_missing_targets_among_numbers_in_texts(y, targets):
+    table = {"x": [[1.0], [2.0], [3.0], [4.0]], "s": ["1", "NA", "0", ""], "t": [1, 0, 1, 0]}
+    with pytest.raises(ValueError, match=r"train: row 1 of column 's' is missing \('NA'\); missing='drop' leaves such rows out\.$"):
+        sources.from_table(table, table, x="x", y=y, targets=targets)
+    mine = sources.from_table(table, table, x="x", y=y, targets=targets, missing="drop")
+    assert mine.train.x[:, 0].tolist() == [1, 3]
+    assert mine.train.y[:, -1].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("missing", ["error", "drop", "mean"])
+@pytest.mark.parametrize(("column", "value", "told"), [("a", float("inf"), "inf"), ("y", "-1e39", "'-1e39'")])
+def test_an_infinite_cell_is_named(missing, column, value, told):
+    table = {"a": [0.5, 1.5, 2.5], "b": [1, 2, 3], "y": ["1", "2", "3"]}
+    table[column][2] = value
+    with pytest.raises(ValueError, match=rf"train: row 2 of column '{column}' is {told}: must be finite"):
+        sources.from_table(table, table, x=["a", "b"], y="y", targets="numbers", missing=missing)
 
 
 def test_missing_places_of_lists():
