@@ -41,7 +41,7 @@ class ClientSampler:
       size: C, the clients of a cohort; where their number varies, its expected value.
       population: N.
       accounting: how the privacy ledger counts such cohorts, a key of `accounting.RELATIONS`; "":
-        central privacy is refused.
+        privacy is refused, of clients and of examples.
     """
 
     size: int

@@ -64,11 +64,12 @@ def parse_clients(fields: Mapping[str, Any], method: ResolvedSpec, adapter: Adap
         _check_rank(given["rank"], fields, adapter)
     if "seconds" in given and fields["devices.profile"] is None:
         raise ValueError(f"clients.seconds={given['seconds']!r} needs devices.profile, by which clients take time")
-    if "seconds" in given and fields["privacy.mechanism"] is not None:
+    # of settings by client, privacy.level="example" refuses all but the learning rate
+    if "seconds" in given and fields["privacy.mechanism"] is not None and fields["privacy.level"] != "example":
         mechanism = fields["privacy.mechanism"]
         raise ValueError(
             f"clients.seconds={given['seconds']!r} and privacy.mechanism={mechanism!r}: clients without time for a step do not "
-            "come back, which the noise is not made for; clients.steps has no such clients"
+            "come back, which epsilon is not computed for; clients.steps has no such clients"
         )
     is_partial = fields["devices.late"] == "partial"
     rank = None if adapter is None else adapter.rank

@@ -67,8 +67,8 @@ def parse_devices(fields: Mapping[str, Any]) -> DeviceOptions | None:
 def _private_error(what: str, fields: Mapping[str, Any]) -> ValueError:
     mechanism = fields["privacy.mechanism"]
     return ValueError(
-        f"{what} and privacy.mechanism={mechanism!r}: the noise is made for a share of clients that comes back whatever "
-        "their data and devices are; only dropout has such a share"
+        f"{what} and privacy.mechanism={mechanism!r}: epsilon is computed for clients that come back whenever they are sampled, "
+        "whatever their data and devices are; only dropout is allowed for"
     )
 
 
@@ -83,7 +83,7 @@ def find_schedule(fields: Mapping[str, Any]) -> Schedule | None:
         return None
     if mechanism is not None:
         raise ValueError(
-            f"schedule={spec!r} and privacy.mechanism={mechanism!r}: epsilon is computed for cohorts that are sampled at random; "
+            f"schedule={spec!r} and privacy.mechanism={mechanism!r}: epsilon is computed for the cohorts of synchronous rounds; "
             "who is in a buffer depends on the clients' speeds"
         )
     schedule, uplink = parse_schedule(spec), fields["compression.uplink"]

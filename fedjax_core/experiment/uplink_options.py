@@ -47,7 +47,7 @@ def parse_transforms(fields: Mapping[str, Any]) -> tuple[UplinkTransform, ...]:
 def should_leave_out(fields: Mapping[str, Any]) -> bool:
     """Returns whether clients with non-finite results are left out; by default, with a rule or privacy."""
     not_finite = fields["aggregation.not_finite"]
-    is_secure_sum = str(fields["privacy.mechanism"]).partition("(")[0] in INTEGER_SUMS
+    is_secure_sum = _is_secure_sum(fields)
     if fields["privacy.level"] == "example" or is_secure_sum:
         if not_finite == "leave_out":
             why = (
@@ -64,6 +64,10 @@ def should_leave_out(fields: Mapping[str, Any]) -> bool:
     return not_finite == "leave_out"
 
 
+def _is_secure_sum(fields: Mapping[str, Any]) -> bool:
+    return str(fields["privacy.mechanism"]).partition("(")[0] in INTEGER_SUMS
+
+
 def parse_adversary(fields: Mapping[str, Any]) -> Adversary | None:
     """Returns who attacks, and how; None without attack."""
     attack, fraction = fields["adversary.attack"], fields["adversary.fraction"]
@@ -73,8 +77,13 @@ def parse_adversary(fields: Mapping[str, Any]) -> Adversary | None:
     if attack is None:
         return None
     specs = attacks.find_attacks(attack, poisoning.POISONS)
-    if any(spec.function is attacks.not_finite for spec in specs) and not should_leave_out(fields):
-        raise ValueError(f"{given} ends the run at once; set aggregation.not_finite='leave_out', or a rule")
+    if any(spec.function is attacks.not_finite for spec in specs):
+        field = "privacy.level" if fields["privacy.level"] == "example" else "privacy.mechanism"
+        if field == "privacy.level" or _is_secure_sum(fields):
+            what = f"{field}={fields[field]!r}"
+            raise ValueError(f"{given} cannot be combined with {what}: a client that is not finite ends such a run")
+        if not should_leave_out(fields):
+            raise ValueError(f"{given} ends the run at once; set aggregation.not_finite='leave_out'")
     return Adversary(specs, fraction)
 
 

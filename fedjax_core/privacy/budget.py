@@ -119,22 +119,22 @@ class PrivacyConfig(NamedTuple):
         if self.name in INTEGER_SUMS:  # a client is charged for every round, or for its turns
             if sampling not in ("fixed", "cyclic"):
                 raise ValueError(
-                    f"privacy.mechanism={self.name!r} needs the same number of clients in every round, whose noise adds up; "
-                    f"cohort.sampling={sampling!r} draws a random number: use 'fixed' or 'cyclic'"
+                    f"privacy.mechanism={self.name!r} needs the same number of clients in every round, whose noise adds up, drawn "
+                    "whatever their data are: set cohort.sampling to 'fixed' or 'cyclic'"
                 )
             arithmetic = INTEGER_SUMS[self.name](self.clip, self.noise or 1.0, cohort, parameters, **self.options)
             arithmetic.step  # noqa: B018 - raises where the modulus is too small
             return Release("integers", "cyclic" if sampling == "cyclic" else "all", cohort, population, arithmetic)
         noise = "laplace" if self.name == "local_laplace" else "gaussian"
-        if self.name.startswith("local"):
-            return Release(noise, "local")
         is_known = sampling in RELATIONS or cohort == population  # everybody is there, whoever draws
+        if self.name.startswith("local") and is_known:
+            return Release(noise, "local")
         if is_known and real == everybody and sampling != "cyclic":
             sampling = "all"
         if sampling not in RELATIONS:
             raise ValueError(
-                f"privacy.mechanism={self.name!r}: epsilon is not known for cohorts that are drawn this way; set "
-                "cohort.sampling to 'fixed', 'poisson' or 'cyclic', or use a local mechanism"
+                f"privacy.mechanism={self.name!r}: epsilon is not known for cohorts that are drawn this way, since who sends may "
+                "depend on exact losses or numbers of examples; set cohort.sampling to 'fixed', 'poisson' or 'cyclic'"
             )
         return Release(noise, sampling, real, everybody)
 

@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_core.algorithm import Algorithm, Array, Cohort, PyTree, Reduce, find_nets, is_net, is_reduce
 from fedjax_core.task import count_parameters
 from fedjax_core.training import aggregators
+from fedjax_core.uplink.staleness import KIND as SCHEDULE
 from fedjax_core.uplink.transform import UplinkTransform, UplinkValue
 
 
@@ -34,19 +35,21 @@ class UplinkLayout:
         self._method = method
         needs = transforms[0].label if transforms else "aggregation.not_finite='leave_out'"
         changing = next((t.label for t in transforms if t.send or t.attack_stack or t.reduce), None)
+        # the rule "mean" and a compressed broadcast take no uplink apart; every schedule does
+        reading = changing or next((t.label for t in transforms if t.kind == SCHEDULE), None)
         if not self._reduces:
             raise ValueError(f"{needs} needs an uplink; clients of {method} send nothing")
         for path, reduce in paths:
             part = f"part {jax.tree_util.keystr(path)} of the uplink" if path else "the uplink"
-            if not reduce.payload and transforms:
+            if not reduce.payload and reading:
                 own = "the method combines it in a way of its own"
-                raise ValueError(f"{needs} supports deltas and class means; {part} of {method} is neither: {own}")
+                raise ValueError(f"{reading} supports deltas and class means; {part} of {method} is neither: {own}")
             if reduce.payload == "number" and changing:
                 raise ValueError(f"{changing} changes what clients send; {part} of {method} is a number that belongs to the delta")
         weight_fns = [reduce.weight_fn for reduce in self._reduces if reduce.payload == "delta"]
-        if len(set(weight_fns)) > 1 and transforms:
+        if len(set(weight_fns)) > 1 and reading:
             raise ValueError(
-                f"{needs} needs the same client weights for all deltas; {method} weights the parts of its uplink differently"
+                f"{reading} needs the same client weights for all deltas; {method} weights the parts of its uplink differently"
             )
         self._weight_fn = weight_fns[0] if weight_fns else None
         self.shapes: UplinkValue = self.extract(shapes)

@@ -85,6 +85,14 @@ def draw_discrete_gaussian(key: Array, size: int, variance: float) -> Array:
     return jax.lax.while_loop(lambda carry: ~jnp.all(carry[2]), draw, start)[1]
 
 
+def find_most_bits(arithmetic: IntegerSum) -> int:
+    """Returns the most bits, at most those given, whose Poisson variables are small enough for float32."""
+    bits = arithmetic.bits  # the fewest that the clients' sum allows have a mean of at most 2
+    while arithmetic._replace(bits=bits).variance / arithmetic.clients / 2 > MOST_POISSON:
+        bits -= 1
+    return bits
+
+
 def make_mechanism(arithmetic: IntegerSum) -> UplinkTransform:
     """Returns the transform of a mechanism for cohorts of `arithmetic.clients`.
 
@@ -95,8 +103,9 @@ def make_mechanism(arithmetic: IntegerSum) -> UplinkTransform:
     share, bits, bound = arithmetic.variance / clients, arithmetic.bits, arithmetic.l2
     if arithmetic.noise == "skellam" and share / 2 > MOST_POISSON:
         raise ValueError(
-            f"privacy.mechanism='skellam': Poisson variables of mean {share / 2:.3g} are too large for draws in float32; use "
-            "'discrete_gaussian', or fewer bits"
+            f"privacy.mechanism='skellam': {clients} clients with bits={bits} draw Poisson variables of mean {share / 2:.3g}, "
+            f"too large for draws in float32; take 'skellam(bits={find_most_bits(arithmetic)})', more clients in a round, or "
+            "'discrete_gaussian'"
         )
     draw_noise = draw_skellam if arithmetic.noise == "skellam" else draw_discrete_gaussian
 

@@ -85,6 +85,9 @@ def test_privacy_and_seconds():
     settings.privacy.update(mechanism="gaussian", clip=1.0, noise=1.0, delta=1e-5)
     with pytest.raises(ValueError, match=r"clients.seconds=3.0 and privacy.mechanism='gaussian': clients without time"):
         experiment.resolve(settings)
+    settings.privacy.level, settings.normalise = "example", "half"
+    with pytest.raises(ValueError, match=r"clients.seconds and privacy.level='example': epsilon is computed for local steps"):
+        experiment.build(settings, toy.data())
 
 
 def test_an_older_config_has_no_settings():

@@ -55,7 +55,7 @@ def test_what_is_refused(devices, message):
         ({"availability": "markov(on=4, off=4)"}, r"devices.availability='markov\(on=4, off=4\)' and privacy.mechanism='gaussian'"),
         (
             {"profile": PROFILE, "deadline": 9.0},
-            "devices.deadline=9.0 and privacy.mechanism='gaussian': the noise is made for a share",
+            "devices.deadline=9.0 and privacy.mechanism='gaussian': epsilon is computed for clients that come back whenever",
         ),
         ({"profile": "constant(examples_per_second=1, failure=0.1)"}, "devices.profile with failures and privacy.mechanism"),
     ],

@@ -36,7 +36,7 @@ def test_what_is_refused(schedule, message):
 def test_privacy_is_refused_with_the_reason():
     settings = asynchronous(normalise="half")
     settings.privacy.update(mechanism="gaussian", clip=1.0, noise=1.0, delta=1e-5)
-    with pytest.raises(ValueError, match="epsilon is computed for cohorts that are sampled at random; who is in a buffer depends"):
+    with pytest.raises(ValueError, match="epsilon is computed for the cohorts of synchronous rounds; who is in a buffer depends"):
         experiment.resolve(settings)
 
 

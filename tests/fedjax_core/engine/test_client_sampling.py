@@ -106,7 +106,7 @@ def test_a_sampler_has_a_draw(monkeypatch):
 
 
 def test_a_sampler_is_a_class_and_a_name(monkeypatch):
-    """Rounds draw by it, streamed examples have room for its cohorts, and central privacy is refused."""
+    """Rounds draw by it, streamed examples have room for its cohorts, and privacy is refused."""
     monkeypatch.setitem(client_sampling.SAMPLERS, "even", EverySecond)
     sim = toy.simulate("fedavg", sampling="even", cohort=3, data_on="host")
     arrays = sim.compiled.feed.for_round(jax.random.key_data(jax.random.key(0)), 0, False)
@@ -124,6 +124,12 @@ def test_a_sampler_is_a_class_and_a_name(monkeypatch):
     with pytest.raises(ValueError, match="epsilon is not known for cohorts that are drawn this way"):
         whole_deployment.make_ledger(3, 8, sim.spec.sampler.accounting, calibrate=False)
     assert private.make_ledger(8, 8, sim.spec.sampler.accounting, calibrate=False).release.sampling == "all"
+    for name in ("local_gaussian", "local_laplace"):  # the noise hides what is sent, not who sends
+        local = private._replace(name=name)
+        with pytest.raises(ValueError, match="drawn this way, since who sends may depend on exact losses or numbers of examples"):
+            local.make_ledger(3, 8, sim.spec.sampler.accounting, calibrate=False)
+        for allowed in ((8, 8, ""), (3, 8, "fixed"), (3, 8, "poisson"), (3, 8, "cyclic")):
+            assert local.make_ledger(*allowed, calibrate=False).release.sampling == "local"
     with pytest.raises(ValueError, match=r"unknown sampler 'odd'; allowed: fixed, poisson, cyclic, size, .*, oort, even"):
         client_sampling.make_sampler("odd", 3, 8)
     monkeypatch.setattr(EverySecond, "draw", lambda self, key, round_num, clients, state: jnp.ones(8, bool))

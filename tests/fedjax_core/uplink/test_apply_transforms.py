@@ -190,6 +190,19 @@ def test_momentum_of_a_variance_may_be_below_zero_behind_transforms():
     chex.assert_trees_all_equal(clamp_variances((momentum, (moved,))), (momentum, (moved,)))
 
 
+@pytest.mark.parametrize("name", ["afl", "fedamp", "fedskc"])
+def test_what_changes_no_uplink_is_for_servers_that_read_clients_one_by_one(name):
+    """The rule "mean" only leaves out who is not finite; what is sent may be compressed."""
+    _, _, expected = toy.reference(name)
+    sim = toy.simulate(name, transforms=[robust_aggregation.parse_rule("mean")], leave_out=True)
+    state, (*_, record) = sim.run_rounds(sim.init(0), 2)
+    chex.assert_trees_all_close(unwrap(jax.device_get(state.server)), expected.server, atol=1e-6, rtol=1e-5)
+    assert record["server/left_out"] == 0
+    _, record, compressed = round_of(name, [compression.compress_broadcast("bfloat16")])
+    assert np.isfinite(record["train/loss"])
+    assert compressed.spec.shapes.down < sim.spec.shapes.down
+
+
 @functools.cache
 def cohort(name):
     """Clients of the first round."""

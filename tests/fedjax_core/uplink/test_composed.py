@@ -81,6 +81,10 @@ def test_an_option_that_is_off_leaves_the_program_as_it_was():
         (dict(adversary__attack="alie"), "adversary.attack='alie', adversary.fraction=None: set both"),
         (dict(adversary__fraction=0.1), "set both, such as 'sign_flip' and 0.2, or neither"),
         (dict(adversary__attack="not_finite", adversary__fraction=0.1), "ends the run at once; set aggregation.not_finite"),
+        (
+            dict(adversary__attack="not_finite", adversary__fraction=0.1, aggregation__rule="mean", aggregation__not_finite="end"),
+            "ends the run at once; set aggregation.not_finite='leave_out'$",
+        ),
         (dict(compression__uplink="quantise(bits=9)"), r"bits=9 .*\[2, 8\]"),
         (dict(compression__downlink="top_k"), "compression.downlink='top_k' .*'float16', 'bfloat16'"),
         (dict(aggregation__not_finite="go on"), "aggregation.not_finite='go on' .*'leave_out', 'end'"),
@@ -94,6 +98,25 @@ def test_what_makes_no_sense_is_refused_with_a_reason(changes, says):
     with pytest.raises(ValueError, match=says) as refused:
         experiment.resolve(config(**changes))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("privacy.level='example'", dict(privacy__level="example", privacy__mechanism="gaussian", aggregation__rule="median")),
+        (
+            "privacy.level='example'",
+            dict(privacy__level="example", privacy__mechanism="gaussian", aggregation__not_finite="leave_out"),
+        ),
+        ("privacy.mechanism='skellam'", dict(privacy__mechanism="skellam")),
+    ],
+)
+def test_attackers_that_are_not_finite_are_refused_where_nobody_is_left_out(field, changes):
+    attack = dict(adversary__attack="not_finite", adversary__fraction=0.25)
+    settings = config(**attack, **changes, privacy__clip=1.0, privacy__noise=1.0, privacy__delta=1e-5)
+    settings.normalise, settings.method.weights = "unit", "uniform"
+    with pytest.raises(ValueError, match=f"'not_finite' cannot be combined with {field}: a client that is not finite ends"):
+        experiment.resolve(settings)
 
 
 def test_two_backdoors_are_refused():

@@ -139,6 +139,16 @@ def test_rounding_is_unbiased_and_bounded():
     np.testing.assert_allclose(draws.mean(0), vector, atol=0.12)  # a bias of at most beta / (1 - beta) is allowed
 
 
+def test_the_bits_that_a_small_cohort_is_told_to_take_work():
+    """And one more do not."""
+    for bits, noise, clients, parameters, most in ((16, 1.0, 10, 55_210, 12), (16, 1.0, 100, 55_210, 14), (24, 1e6, 3, 1, 11)):
+        arithmetic = IntegerSum("skellam", bits, 0.4, noise, clients, parameters)
+        assert secure_sum.find_most_bits(arithmetic) == most
+        secure_sum.make_mechanism(arithmetic._replace(bits=most))
+        with pytest.raises(ValueError, match=rf"{clients} clients with bits={most + 1} .*'skellam\(bits={most}\)'"):
+            secure_sum.make_mechanism(arithmetic._replace(bits=most + 1))
+
+
 @needs_library
 def test_a_run_sends_bits_and_tells_its_epsilon():
     config = fedavg.get_config("smoke")
@@ -157,7 +167,7 @@ def test_a_run_sends_bits_and_tells_its_epsilon():
         ({"privacy.cohort": 100}, "privacy.cohort=100 has no effect"),
         ({"privacy.accountant": "pld"}, "use 'rdp'"),
         ({"aggregation.not_finite": "leave_out"}, "needs all clients of a round"),
-        ({"privacy.mechanism": "skellam(bits=24)"}, "too large for draws in float32"),
+        ({"privacy.mechanism": "skellam(bits=24)"}, r"too large for draws in float32; take 'skellam\(bits=1[12]\)', more clients"),
         ({"privacy.mechanism": "skellam(bits=4)", "cohort.size": 20}, "too few for the sum of 20 clients"),
     ):
         other = config.copy_and_resolve_references()
