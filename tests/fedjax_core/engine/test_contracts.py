@@ -143,6 +143,16 @@ def test_a_metric_does_not_take_the_place_of_the_number_of_examples():
     refused(ValueError, "a metric cannot be named 'examples'", lambda inner: {"client_update": after(inner.client_update, more)})
 
 
+def test_a_metric_is_named_without_the_prefix_of_its_record():
+    more = lambda out: out._replace(metrics=out.metrics | {"train/norm": (1.0, 1.0)})
+    message = "client_update: metric 'train/norm' is recorded as 'train/train/norm'; name it 'norm'"
+    refused(ValueError, message, lambda inner: {"client_update": after(inner.client_update, more)})
+    more = lambda result: (result[0], {"server/norm": (1.0, 1.0)})
+    sim = simulate(lambda inner: {"server_update": after(inner.server_update, more)})
+    with pytest.raises(ValueError, match="server_update: metric 'server/norm' is recorded as 'server/server/norm'; name it 'norm'"):
+        sim.run_rounds(sim.init(0), 1)
+
+
 @pytest.mark.parametrize("outputs", [2, 7])
 def test_a_network_has_one_output_for_each_class(outputs):
     wide = toy.task().wrap_model(lambda model: toy_federation.model(outputs=outputs))
