@@ -30,13 +30,15 @@ def check_adds_differences(spec: SimulationSpec) -> None:
     Transforms of uplinks would spoil weights, and the mean over no clients is 0.
     """
     shapes, slots = spec.shapes.groups[0], spec.sampler.slots
-    if all(part.payload != "delta" for part in jax.tree.leaves(spec.abstract_algorithm(0).collect, is_leaf=is_reduce)):
+    payloads = {part.payload for part in jax.tree.leaves(spec.abstract_algorithm(0).collect, is_leaf=is_reduce)}
+    if "delta" not in payloads or not find_nets(shapes.server):
         return
 
     def update_nets(server: PyTree, uplink: PyTree, cohort: Cohort, key: Array, arrays: DeviceArrays) -> list[PyTree]:
         algorithm = spec.algorithm(0, arrays, 0)
         collected = rounds.collect_nothing(algorithm, uplink, slots)
-        return [net.params for net in find_nets(algorithm.server_update(server, collected, cohort, key)[0])]
+        result = algorithm.server_update(server, collected, cohort, key)
+        return [net.params for net in find_nets(result[:1] if isinstance(result, tuple) else ())]  # rounds refuse others
 
     cohort = Cohort(*(jax.ShapeDtypeStruct((slots,), jnp.int32),) * 2)
     name = builder_name(spec.groups[0].build)

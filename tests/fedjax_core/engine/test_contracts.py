@@ -75,6 +75,7 @@ def test_each_part_of_the_uplink_has_its_reduce():
         (lambda result: result[0], TypeError, r"server_update must return \(state, metrics\).*; it returned a "),
         (lambda result: tuple(jnp.zeros(2)), TypeError, "the metrics must be .*, not an array float32"),
         (lambda result: (*result, 0), TypeError, "it returned a tuple of 3"),
+        (lambda result: None, TypeError, r"server_update must return \(state, metrics\).*; it returned None"),
         (lambda result: (result[0], {"norm": 1.0}), TypeError, "server_update: the metrics must be .*; 'norm' is a float"),
         (
             lambda result: ((result[0], 0), {}),
