@@ -17,6 +17,7 @@ from fedjax_core.engine import (
     client_sampling,
     client_work,
     contracts,
+    information_flow,
     participation,
     unseen_clients,
 )
@@ -138,6 +139,7 @@ def build_spec(
             example_privacy=example_privacy,
         )
         spec = dataclasses.replace(spec, shapes=contracts.trace_shapes(spec))
+        information_flow.check_adds_differences(spec)
         return _add_options(spec, transforms, leave_out, client_devices, schedule, stream, sampling)
 
 

@@ -1,6 +1,7 @@
 """Checks a config's own scores and loss before anything is trained: by shapes, and on a few random examples."""
 
 import functools
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from fedjax_core.engine.simulation_spec import SimulationSpec
 from fedjax_core.training import metrics
 from fedjax_core.training.batching import Batch, gather_batch
 
+log = logging.getLogger("fedjax_core")
 EXAMPLES, PADDING = 6, 2
 FEATURES = 5  # of an example that a regularizer is tried on
 MAX_DRAWN = 2**22  # of examples that are drawn
@@ -39,7 +41,7 @@ def check_scores(spec: SimulationSpec) -> tuple[int, ...]:
 
 
 def check_losses(spec: SimulationSpec) -> None:
-    """Checks the losses of labels that are not the library's own.
+    """Checks the losses of labels that are not the library's own, and warns of one that is a sum over the batch.
 
     Raises:
       ValueError: a loss counts examples outside of its mask.
@@ -54,7 +56,9 @@ def check_losses(spec: SimulationSpec) -> None:
         y = batch.y if logits is None else next(iter(of_all.values())).get("targets", batch.y)
         if logits is not None and math.prod(logits.shape) <= MAX_DRAWN:
             rng = np.random.default_rng(0)
-            _check_padding("loss", loss, (_draw(rng, logits), _draw_targets(rng, y, group.task.classes)))
+            given = (_draw(rng, logits), _draw_targets(rng, y, group.task.classes))
+            _check_padding("loss", loss, given)
+            _warn_of_sum(loss, given)
 
 
 def check_regularizer(regularizer: Callable) -> None:
@@ -77,6 +81,19 @@ def _check_padding(what: str, function: Callable, given: tuple[np.ndarray, ...])
             f"{what} {name!r} counts examples outside of `mask`, which pad a batch and may hold anything; return "
             "losses.masked_mean(values, mask)"
         )
+
+
+def _warn_of_sum(loss: Callable, given: tuple[np.ndarray, ...]) -> None:
+    """Warns of a loss that is twice as large where each example is there twice."""
+    of_all = lambda examples: float(jax.jit(loss)(*examples, np.ones(len(examples[0]), bool)))
+    try:
+        once, twice = of_all(given), of_all(tuple(np.concatenate([leaf, leaf]) for leaf in given))
+    except Exception:  # training says what is wrong, with the arrays that it has
+        return
+    if np.isclose(twice, 2 * once, rtol=1e-2) and not np.isclose(twice, once, rtol=1e-2, atol=1e-3):
+        name = getattr(metrics.unwrap_score(loss), "__name__", loss)
+        what = "loss %r returns a sum over the minibatch, so that steps grow with its size; return losses.masked_mean(values, mask)"
+        log.warning(what, name)
 
 
 def _check_group(spec: SimulationSpec, g: int) -> int:

@@ -113,6 +113,11 @@ SAMPLERS: dict[str, type[ClientSampler]] = {
     "oort": OortSampler,
 }
 GIVEN = ("size", "population")
+CALLS = {  # the functions of a sampler, and what each is called with
+    "init": ("clients",),
+    "draw": ("key", "round_num", "clients", "state"),
+    "update": ("state", "clients", "round_num", "cohort", "losses"),
+}
 
 
 def find_sampler(spec: str) -> registry.ResolvedSpec:
@@ -128,7 +133,7 @@ def make_sampler(sampling: str, cohort: int | float | None, population: int) -> 
       cohort: as in `resolve_cohort_size`.
 
     Raises:
-      TypeError: something from outside returned no sampler.
+      TypeError: something from outside returned no sampler, or one whose functions take other arguments.
       ValueError: the sampling is unknown, or the cohort's size is out of range.
     """
     sampler = find_sampler(sampling)(size=resolve_cohort_size(cohort, population), population=population)
@@ -136,6 +141,8 @@ def make_sampler(sampling: str, cohort: int | float | None, population: int) -> 
         raise TypeError(f"cohort.sampling={sampling!r} must be a ClientSampler, it is {shorten(sampler)}")
     if type(sampler).draw is ClientSampler.draw:
         raise TypeError(f"cohort.sampling={sampling!r} has no draw(key, round_num, clients, state), which returns a round's ids")
+    for method, arguments in CALLS.items():
+        registry.positional_names(f"cohort.sampling={sampling!r}: {method}", getattr(sampler, method), arguments)
     return sampler
 
 

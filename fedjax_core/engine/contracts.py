@@ -6,7 +6,7 @@ while a program is traced. Only `check_score` adds to a program: it widens sums 
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -278,6 +278,7 @@ def check_client_output(out: Any, collect: PyTree) -> ClientOutput:
     check_pairs(out.metrics, "client_update: the metrics of a ClientOutput must be {name: (sum, weight)}")
     if "examples" in out.metrics:
         raise ValueError("client_update: a metric cannot be named 'examples': train/examples is the weight of the metric 'loss'")
+    _check_has_no_prefix(out.metrics, "client_update", "train/")
     parts, structure = jax.tree.flatten(collect, is_leaf=is_reduce)
     if other := [part for part in parts if not isinstance(part, Reduce)]:
         raise TypeError(
@@ -339,7 +340,15 @@ def check_server_output(result: Any) -> tuple[PyTree, dict[str, Any]]:
     server, metrics_of_server = _check_pair(result, wants)
     metrics_of_server = {} if metrics_of_server is None else metrics_of_server
     check_pairs(metrics_of_server, "server_update: the metrics must be {name: (sum, weight)}")
+    _check_has_no_prefix(metrics_of_server, "server_update", "server/")
     return server, metrics_of_server
+
+
+def _check_has_no_prefix(names: Iterable[str], function: str, prefix: str) -> None:
+    """Raises ValueError for a metric whose name has the prefix that records put before it."""
+    for name in names:
+        if str(name).startswith(prefix):
+            raise ValueError(f"{function}: metric {name!r} is recorded as {prefix + name!r}; name it {name.removeprefix(prefix)!r}")
 
 
 def check_predictions(outputs: Any, name: str, group: Group, y: Array) -> None:

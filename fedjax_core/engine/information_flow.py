@@ -1,23 +1,55 @@
-"""Checks by a traced program that examples reach what clients send through private training only.
+"""Checks by traced programs what reaches what: the server's networks the next ones, and examples what clients send.
 
-A number that is computed from examples is exact; so is all that is computed from exact numbers.
-The results of private trainings (`training/private_gradient.py`) are not, but for their sums. A
-client's number of examples is public.
+With privacy of examples they reach it through private training only. A number that is computed from
+examples is exact; so is all that is computed from exact numbers. The results of private trainings
+(`training/private_gradient.py`) are not, but for their sums. A client's number of examples is
+public.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Jaxpr, Literal
 
-from fedjax_core.algorithm import PyTree, builder_name
+from fedjax_core.algorithm import Array, Cohort, PyTree, builder_name, find_nets, is_reduce
+from fedjax_core.engine import rounds
+from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.flop_count import inner_jaxprs
 from fedjax_core.engine.simulation_spec import SimulationSpec
 from fedjax_core.training.private_gradient import PrivateFit, find_fit, is_exact
 
 _CLEAN, _EXAMPLES, _EXACT = range(3)  # of a value: no examples in it; the data set itself; computed from it
 _INDEX, _SIZE = -2, -1  # the client's own index and number of examples, unchanged; likewise public
+
+
+def check_adds_differences(spec: SimulationSpec) -> None:
+    """Raises ValueError if the server makes its networks of what clients send alone, and these should be differences.
+
+    Transforms of uplinks would spoil weights, and the mean over no clients is 0.
+    """
+    shapes, slots = spec.shapes.groups[0], spec.sampler.slots
+    payloads = {part.payload for part in jax.tree.leaves(spec.abstract_algorithm(0).collect, is_leaf=is_reduce)}
+    if "delta" not in payloads or not find_nets(shapes.server):
+        return
+
+    def update_nets(server: PyTree, uplink: PyTree, cohort: Cohort, key: Array, arrays: DeviceArrays) -> list[PyTree]:
+        algorithm = spec.algorithm(0, arrays, 0)
+        collected = rounds.collect_nothing(algorithm, uplink, slots)
+        result = algorithm.server_update(server, collected, cohort, key)
+        return [net.params for net in find_nets(result[:1] if isinstance(result, tuple) else ())]  # rounds refuse others
+
+    cohort = Cohort(*(jax.ShapeDtypeStruct((slots,), jnp.int32),) * 2)
+    name = builder_name(spec.groups[0].build)
+    marked = [_EXACT] * len(jax.tree.leaves(shapes.server))
+    inputs = shapes.server, shapes.out.uplink, cohort, jax.random.key(0), spec.abstract_arrays
+    levels = _Flow(name, 0).trace(update_nets, inputs, marked)
+    if levels and _EXACT not in levels:
+        raise ValueError(
+            f"{name}: server_update takes the mean of the uplinks for the new network, and this mean is of differences, 0 where "
+            "nobody comes back; send optax.tree.sub(net, sent), and add the mean to the server's network"
+        )
 
 
 def find_private_fits(spec: SimulationSpec) -> tuple[PrivateFit, ...]:

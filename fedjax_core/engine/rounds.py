@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_core.algorithm import Array, Cohort, PyTree, is_reduce
+from fedjax_core.algorithm import Algorithm, Array, Cohort, PyTree, Reduce, is_reduce
 from fedjax_core.engine import asynchronous, client_facts, client_loop, client_sampling, contracts, divergence, evaluation_step
 from fedjax_core.engine.client_state import stores
 from fedjax_core.engine.data_feed import cohort_buffer
@@ -289,6 +289,23 @@ def collect(prefix: PyTree, contributions: list) -> PyTree:
         else:
             collected.append(r.finalize(jax.tree.map(lambda *x: jnp.concatenate(x), *next(stacks))))
     return structure.unflatten(collected)
+
+
+def collect_nothing(algorithm: Algorithm, uplink: PyTree, slots: int) -> PyTree:
+    """Returns what `server_update` gets where no client comes back: zeros, as each part's Reduce leaves them.
+
+    Args:
+      uplink: one client's, as shapes.
+      slots: of the cohort.
+    """
+
+    def collect_part(reduce: Reduce, part: PyTree) -> PyTree:
+        entry = Cohort(*(jax.ShapeDtypeStruct((), jnp.int32),) * 2)
+        leading = () if reduce.combine == "add" else (slots,)
+        mapped = jax.eval_shape(reduce.map, part, entry)
+        return reduce.finalize(jax.tree.map(lambda leaf: jnp.zeros((*leading, *leaf.shape), leaf.dtype), mapped))
+
+    return jax.tree.map(collect_part, algorithm.collect, uplink, is_leaf=is_reduce)
 
 
 def _check_drawn(ids: np.ndarray, round_num: int) -> None:

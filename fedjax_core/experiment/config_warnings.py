@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core import option_types, registry
-from fedjax_core.algorithm import targets_of
+from fedjax_core.algorithm import Cohort, PyTree, is_reduce, targets_of
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.data.sources import Dataset
@@ -28,12 +28,13 @@ SMALLEST_DECAY = 1e-6  # of the learning rate over all rounds, that may be meant
 log = logging.getLogger("fedjax_core")
 
 
-def warn(resolved: ResolvedConfig, data: FederatedData, attackers: int, fresh: Mapping[str, Model]) -> None:
+def warn(resolved: ResolvedConfig, data: FederatedData, attackers: int, fresh: Mapping[str, Model], collect: PyTree) -> None:
     """Logs the warnings of the functions below.
 
     Args:
       attackers: number of clients that attack.
       fresh: networks that begin from no file, by spec.
+      collect: the method's.
     """
     size = client_sampling.resolve_cohort_size(resolved.cohort, data.clients)
     size = size if resolved.schedule is None else asynchronous.buffer_size(resolved.schedule, size)
@@ -47,7 +48,7 @@ def warn(resolved: ResolvedConfig, data: FederatedData, attackers: int, fresh: M
         *check_batch(resolved, data),
         *check_decay(resolved),
         *check_delta(resolved, data),
-        *check_sampling(resolved),
+        *check_sampling(resolved, collect),
         *check_offset(resolved, data.x_offset is not None or data.y_offset is not None),
         *check_feddyn(resolved, data, returning / data.clients),
         *check_directed_graph(resolved, returning, data.clients),
@@ -99,15 +100,24 @@ def check_delta(resolved: ResolvedConfig, data: FederatedData) -> list[str]:
     return [f"privacy.delta={privacy.delta:g} is more than one over the {number} {what}: one of them may be published as it is"]
 
 
-def check_sampling(resolved: ResolvedConfig) -> list[str]:
+def check_sampling(resolved: ResolvedConfig, collect: PyTree) -> list[str]:
     """Returns a warning of clients that are drawn by their examples and weighted by them again."""
-    sampler = client_sampling.find_sampler(resolved.sampling)
+    sampler, method = client_sampling.find_sampler(resolved.sampling), resolved.method
     by_size = sampler.function in (client_sampling.SizeSampler, client_sampling.PowerOfChoiceSampler)
     by_size |= bool(sampler.options.get("by_size"))
-    if not by_size or resolved.method.option("weights") != "samples":
+    weights = [part.weight_fn for part in jax.tree.leaves(collect, is_leaf=is_reduce) if part.weight_fn is not None]
+    if method.origin == registry.BUILT_IN or not weights:
+        option, counts_twice = "method.weights='samples'", method.option("weights") == "samples"
+        better = "set method.weights='uniform'"
+    else:  # it may have no such option, or not read it
+        few, many = (Cohort(jnp.int32(0), jnp.int32(examples)) for examples in (1, 2))
+        option, counts_twice = "the method's collect", any(weight(few) != weight(many) for weight in weights)
+        better = "take aggregators.mean(aggregators.weight_uniformly) there"
+        better = f"set method.weights='uniform' if it reads this, or {better}" if method.option("weights") == "samples" else better
+    if not by_size or not counts_twice:
         return []
-    what = "draws clients by their examples, and method.weights='samples' weights them by these again"
-    return [f"cohort.sampling={resolved.sampling!r} {what}; set method.weights='uniform'"]
+    what = f"draws clients by their examples, and {option} weights them by these again"
+    return [f"cohort.sampling={resolved.sampling!r} {what}; {better}"]
 
 
 def check_feddyn(resolved: ResolvedConfig, data: FederatedData, participation: float) -> list[str]:

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Cohort
+from fedjax_core.algorithm import Cohort, find_nets, is_reduce
+from fedjax_core.engine import rounds
 from fedjax_core.storage import checkpoints
 from fedjax_core.testing import toy_federation
 from fedjax_core.testing.case import Case
@@ -82,6 +83,23 @@ def check_absent_client_changes_nothing(case: Case) -> None:
         np.testing.assert_array_equal(x[0], poison(x))
 
 
+def check_no_difference_keeps_the_models(case: Case) -> None:
+    """The server's networks stay as they are in a first round without clients, and if clients send differences of 0.
+
+    A method that sends weights where these differences should be ends with networks of 0.
+    """
+    sim, before, _ = case.reference_run
+    algorithm, slots = sim.spec.algorithm(0, sim.compiled.device_arrays, 0), sim.spec.sampler.slots
+    collected = rounds.collect_nothing(algorithm, sim.spec.shapes.groups[0].out.uplink, slots)
+    are_differences = all(part.payload == "delta" for part in jax.tree.leaves(algorithm.collect, is_leaf=is_reduce))
+    for examples in (0, 1) if are_differences else (0,):
+        cohort = Cohort(jnp.arange(slots), jnp.full(slots, examples))
+        after, _ = algorithm.server_update(jax.tree.map(jnp.asarray, before.server), collected, cohort, jax.random.key(0))
+        why = f"{'differences of 0' if examples else 'a round without clients'} changed a network of the server"
+        for new, old in zip(*map(jax.tree.leaves, (find_nets(after), find_nets(before.server))), strict=True):
+            np.testing.assert_allclose(new, old, atol=1e-6, err_msg=f"{why}; clients send the difference to what they received")
+
+
 def check_checkpoint_resumes(case: Case) -> None:
     """A saved and restored state trains on bit for bit."""
     sim, before, _ = case.reference_run
@@ -127,6 +145,7 @@ CONTRACT = (
     check_plans_agree,
     check_cohort_order_is_irrelevant,
     check_absent_client_changes_nothing,
+    check_no_difference_keeps_the_models,
     check_checkpoint_resumes,
     check_round_exports,
     check_every_predictor_is_evaluated,

@@ -101,6 +101,11 @@ class ErrorsTest(chex.TestCase):
             dict(data__partition=f"{__name__}:halves"),
             "halves' needs the option 'rows'; it takes: rows. It is given those that it names of: labels,.* clients",
         ),
+        (
+            TypeError,
+            dict(models=(f"{__name__}:halves",)),
+            "halves' needs the option 'rows'; it takes: rows, clients. It is given those that it names of: .*classes",
+        ),
         (ValueError, dict(models=("mpl",)), r"unknown model 'mpl'.*Did you mean 'mlp'\?"),
         (TypeError, dict(models=("mlp(width=(6,))",)), r"model 'mlp' has no option 'width'.*Did you mean 'widths'\?"),
         (ValueError, dict(models=("mlp(6)",)), r"'mlp\(6\)' is not of the form name\(key=value, ...\)"),

@@ -22,6 +22,7 @@ test examples. Whatever it returns is checked, and sorted.
 """
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ from fedjax_core.data.partition.quantity import iid, long_tail, quantity_skew
 from fedjax_core.data.partition.sampling import Index, check_index
 
 Lists = Sequence[np.ndarray]
+log = logging.getLogger("fedjax_core")
 __all__ = ["COUNTS_ITSELF", "DEFAULT_CLIENTS", "GIVEN", "SCHEMES", "WITHOUT_CLASSES", "Index", "long_tail", "make"]
 
 SCHEMES: dict[str, Callable[..., Lists | tuple[Lists, Lists | None]]] = {
@@ -144,4 +146,16 @@ def _checked(name: str, result: Any, clients: int, rows: Mapping[str, int]) -> t
         raise ValueError(f"partition {name!r}: {error}") from error
     train, test = read
     assert train is not None
+    _warn_of_use(name, train, rows["labels"])
     return train, test
+
+
+def _warn_of_use(name: str, train: Index, examples: int) -> None:
+    """Warns of training examples that no client has, and of a client that has one several times."""
+    if missing := examples - len(np.unique(np.concatenate(train))):
+        log.warning("partition %r: %d of %d training examples have no client", name, missing, examples)
+    for client, rows in enumerate(train):
+        if len(again := rows[1:][rows[1:] == rows[:-1]]):
+            what = "partition %r: client %d has training example %d %d times, which counts as often"
+            log.warning(what, name, client, again[0], np.sum(rows == again[0]))
+            return

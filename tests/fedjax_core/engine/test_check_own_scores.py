@@ -259,6 +259,21 @@ def test_a_loss_that_counts_padding_is_refused(wrong):
         build_spec(one_group(build, task, of.clients), of)
 
 
+@pytest.mark.parametrize("is_sum", [False, True])
+def test_a_loss_that_is_a_sum_is_warned_of(is_sum, caplog):
+    def loss(logits, y, mask):
+        values = losses.cross_entropy_per_example(logits, y)
+        return jnp.sum(values * mask) if is_sum else losses.masked_mean(values, mask)
+
+    spec = plain_spec()
+    group = spec.groups[0]
+    check_own_scores.check_losses(
+        dataclasses.replace(spec, groups=[group._replace(task=dataclasses.replace(group.task, loss=loss))])
+    )
+    warned = [line for line in caplog.messages if line.startswith("loss 'loss' returns a sum over the minibatch")]
+    assert len(warned) == is_sum
+
+
 def test_a_regularizer_that_counts_padding_is_refused():
     check_own_scores.check_regularizer(lambda z, mask: losses.masked_mean(jnp.sum(z**2, 1), mask))
     with pytest.raises(ValueError, match="regularizer 'sparse' counts examples outside of `mask`"):

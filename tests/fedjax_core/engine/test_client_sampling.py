@@ -105,6 +105,22 @@ def test_a_sampler_has_a_draw(monkeypatch):
         client_sampling.make_sampler("none", 3, 8)
 
 
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ({"init": lambda self: 0}, r"init is called with \(clients\) by position; it takes by position: none"),
+        (
+            {"update": lambda self, state, ids, losses: state},
+            r"update is called with \(state, clients, round_num, cohort, losses\)",
+        ),
+    ],
+)
+def test_a_samplers_functions_take_what_they_are_called_with(method, message, monkeypatch):
+    monkeypatch.setitem(client_sampling.SAMPLERS, "own", type("Own", (EverySecond,), method))
+    with pytest.raises(TypeError, match=f"cohort.sampling='own': {message}"):
+        client_sampling.make_sampler("own", 3, 8)
+
+
 def test_a_sampler_is_a_class_and_a_name(monkeypatch):
     """Rounds draw by it, streamed examples have room for its cohorts, and privacy is refused."""
     monkeypatch.setitem(client_sampling.SAMPLERS, "even", EverySecond)

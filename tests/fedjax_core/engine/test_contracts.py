@@ -75,6 +75,7 @@ def test_each_part_of_the_uplink_has_its_reduce():
         (lambda result: result[0], TypeError, r"server_update must return \(state, metrics\).*; it returned a "),
         (lambda result: tuple(jnp.zeros(2)), TypeError, "the metrics must be .*, not an array float32"),
         (lambda result: (*result, 0), TypeError, "it returned a tuple of 3"),
+        (lambda result: None, TypeError, r"server_update must return \(state, metrics\).*; it returned None"),
         (lambda result: (result[0], {"norm": 1.0}), TypeError, "server_update: the metrics must be .*; 'norm' is a float"),
         (
             lambda result: ((result[0], 0), {}),
@@ -141,6 +142,16 @@ def test_personalise_returns_a_pair_that_predictors_read(personalise, error, mes
 def test_a_metric_does_not_take_the_place_of_the_number_of_examples():
     more = lambda out: out._replace(metrics=out.metrics | {"examples": (1.0, 1.0)})
     refused(ValueError, "a metric cannot be named 'examples'", lambda inner: {"client_update": after(inner.client_update, more)})
+
+
+def test_a_metric_is_named_without_the_prefix_of_its_record():
+    more = lambda out: out._replace(metrics=out.metrics | {"train/norm": (1.0, 1.0)})
+    message = "client_update: metric 'train/norm' is recorded as 'train/train/norm'; name it 'norm'"
+    refused(ValueError, message, lambda inner: {"client_update": after(inner.client_update, more)})
+    more = lambda result: (result[0], {"server/norm": (1.0, 1.0)})
+    sim = simulate(lambda inner: {"server_update": after(inner.server_update, more)})
+    with pytest.raises(ValueError, match="server_update: metric 'server/norm' is recorded as 'server/server/norm'; name it 'norm'"):
+        sim.run_rounds(sim.init(0), 1)
 
 
 @pytest.mark.parametrize("outputs", [2, 7])

@@ -18,6 +18,7 @@ from fedjax_core.engine import client_sampling, rounds
 from fedjax_core.engine.client_sampler import ClientFacts, ClientSampler
 from fedjax_core.engine.informed_samplers import OortSampler, PowerOfChoiceSampler, sample_by_weight
 from fedjax_core.experiment import config_warnings
+from fedjax_core.training import aggregators
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 
@@ -293,13 +294,17 @@ def test_a_sampler_of_the_page_runs_from_a_file(tmp_path):
 def test_a_run_warns_of_examples_that_count_twice():
     config = experiment.load_config("fedavg:smoke")
     config.cohort.sampling = "power_of_choice(loss='last')"
-    (line,) = config_warnings.check_sampling(experiment.resolve(config))
+    (line,) = config_warnings.check_sampling(experiment.resolve(config), aggregators.mean())
     assert line == (
         "cohort.sampling=\"power_of_choice(loss='last')\" draws clients by their examples, and method.weights='samples' weights "
         "them by these again; set method.weights='uniform'"
     )
     config.method.weights = "uniform"
-    assert not config_warnings.check_sampling(experiment.resolve(config))
+    assert not config_warnings.check_sampling(experiment.resolve(config), aggregators.mean())
+    config.method.name = "methods.fedavg:fedavg"  # of one's own, whose Reduce decides
+    assert not config_warnings.check_sampling(experiment.resolve(config), aggregators.mean(aggregators.weight_uniformly))
+    (line,) = config_warnings.check_sampling(experiment.resolve(config), aggregators.mean())
+    assert "and the method's collect weights them by these again; take aggregators.mean(aggregators.weight_uniformly)" in line
 
 
 @dataclasses.dataclass(frozen=True)

@@ -97,7 +97,8 @@ import numpy as np
 
 def turns(labels, clients, *, step: int = 1, returns=None):
     index = [np.arange(i, len(labels), clients * step)[::-1] for i in range(clients)]
-    return {None: index, "pair": (index, index), "few": index[1:], "far": [[len(labels)]] * clients, "int": 3}[returns]
+    return {None: index, "pair": (index, index), "few": index[1:], "far": [[len(labels)]] * clients, "int": 3,
+            "twice": [index[0], *(np.repeat(part, 2) for part in index[1:])]}[returns]
 """
 
 
@@ -120,6 +121,18 @@ def test_a_partition_of_ones_own(tmp_path):
         ValueError, match=r"turns': test examples of client 0 has example indices from 0 to 996: must lie in \[0, 400\)"
     ):
         partition.make(mine, COLUMNS, 4, 0, returns="pair")
+
+
+def test_examples_without_a_client_or_twice_in_one_are_named(tmp_path, caplog):
+    (tmp_path / "mine.py").write_text(OUTSIDE)
+    mine = f"{tmp_path}/mine.py:turns"
+    partition.make(mine, COLUMNS, 4, 0)
+    assert not caplog.messages
+    partition.make(mine, COLUMNS, 4, 0, step=100)
+    partition.make(mine, COLUMNS, 4, 0, returns="twice")
+    missing, twice = caplog.messages
+    assert missing.endswith("mine.py:turns': 988 of 1000 training examples have no client")
+    assert twice.endswith("mine.py:turns': client 1 has training example 1 2 times, which counts as often")
 
 
 @pytest.mark.parametrize(
