@@ -48,7 +48,8 @@ def check_adds_differences(spec: SimulationSpec) -> None:
     if levels and _EXACT not in levels:
         raise ValueError(
             f"{name}: server_update takes the mean of the uplinks for the new network, and this mean is of differences, 0 where "
-            "nobody comes back; send optax.tree.sub(net, sent), and add the mean to the server's network"
+            "nobody comes back; send optax.tree.sub(net, sent), and add the mean to the server's network, or collect by "
+            "aggregators.mean()._replace(payload='') what is no difference"
         )
 
 
