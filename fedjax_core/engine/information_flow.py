@@ -40,7 +40,7 @@ def check_adds_differences(spec: SimulationSpec) -> None:
         result = algorithm.server_update(server, collected, cohort, key)
         return [net.params for net in find_nets(result[:1] if isinstance(result, tuple) else ())]  # rounds refuse others
 
-    cohort = Cohort(*(jax.ShapeDtypeStruct((slots,), jnp.int32),) * 2)
+    cohort = Cohort(*(jnp.zeros(slots, jnp.int32),) * 2)
     name = builder_name(spec.groups[0].build)
     marked = [_EXACT] * len(jax.tree.leaves(shapes.server))
     inputs = shapes.server, shapes.out.uplink, cohort, jax.random.key(0), spec.abstract_arrays

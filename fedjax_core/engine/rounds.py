@@ -300,9 +300,8 @@ def collect_nothing(algorithm: Algorithm, uplink: PyTree, slots: int) -> PyTree:
     """
 
     def collect_part(reduce: Reduce, part: PyTree) -> PyTree:
-        entry = Cohort(*(jax.ShapeDtypeStruct((), jnp.int32),) * 2)
         leading = () if reduce.combine == "add" else (slots,)
-        mapped = jax.eval_shape(reduce.map, part, entry)
+        mapped = jax.eval_shape(reduce.map, part, Cohort(jnp.int32(0), jnp.int32(0)))
         return reduce.finalize(jax.tree.map(lambda leaf: jnp.zeros((*leading, *leaf.shape), leaf.dtype), mapped))
 
     return jax.tree.map(collect_part, algorithm.collect, uplink, is_leaf=is_reduce)
