@@ -299,6 +299,6 @@ def test_the_example_of_a_method_lives_outside(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    assert re.search(r"\b9 passed", ended("pytest", "-q", "-p", "no:cacheprovider"))
+    assert re.search(r"\b10 passed", ended("pytest", "-q", "-p", "no:cacheprovider"))
     flags = ("--workdir=run", "--config.method.name=feddyn.py:feddyn", "--config.method.alpha=0.1", "--config.rounds=2")
     assert "accuracy" in ended("fedjax_core", "run", "fedavg:smoke", *flags)
