@@ -99,7 +99,7 @@ def build(
     else:
         fresh = {network.resolved.spec for network in resolved.networks if not network.file}
         models = {spec: group.task.model for group in groups if (spec := group.name.partition(": ")[2]) in fresh}
-        config_warnings.warn(resolved, data, len(attackers), models, groups[0].build(groups[0].task).collect)
+        config_warnings.warn(resolved, data, len(attackers), models, lambda: groups[0].build(groups[0].task).collect)
         data = poisoning.poison_clients(data, poisons, attackers, resolved.data.seed, resolved.fields["adversary.attack"] or "")
     spec = build_spec(
         groups,

@@ -3,7 +3,7 @@
 import functools
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -28,13 +28,15 @@ SMALLEST_DECAY = 1e-6  # of the learning rate over all rounds, that may be meant
 log = logging.getLogger("fedjax_core")
 
 
-def warn(resolved: ResolvedConfig, data: FederatedData, attackers: int, fresh: Mapping[str, Model], collect: PyTree) -> None:
+def warn(
+    resolved: ResolvedConfig, data: FederatedData, attackers: int, fresh: Mapping[str, Model], collect: Callable[[], PyTree]
+) -> None:
     """Logs the warnings of the functions below.
 
     Args:
       attackers: number of clients that attack.
       fresh: networks that begin from no file, by spec.
-      collect: the method's.
+      collect: () -> the method's; called only where a warning depends on it.
     """
     size = client_sampling.resolve_cohort_size(resolved.cohort, data.clients)
     size = size if resolved.schedule is None else asynchronous.buffer_size(resolved.schedule, size)
@@ -100,21 +102,23 @@ def check_delta(resolved: ResolvedConfig, data: FederatedData) -> list[str]:
     return [f"privacy.delta={privacy.delta:g} is more than one over the {number} {what}: one of them may be published as it is"]
 
 
-def check_sampling(resolved: ResolvedConfig, collect: PyTree) -> list[str]:
+def check_sampling(resolved: ResolvedConfig, collect: Callable[[], PyTree]) -> list[str]:
     """Returns a warning of clients that are drawn by their examples and weighted by them again."""
     sampler, method = client_sampling.find_sampler(resolved.sampling), resolved.method
     by_size = sampler.function in (client_sampling.SizeSampler, client_sampling.PowerOfChoiceSampler)
     by_size |= bool(sampler.options.get("by_size"))
-    weights = [part.weight_fn for part in jax.tree.leaves(collect, is_leaf=is_reduce) if part.weight_fn is not None]
-    if method.origin == registry.BUILT_IN or not weights:
-        option, counts_twice = "method.weights='samples'", method.option("weights") == "samples"
-        better = "set method.weights='uniform'"
-    else:  # it may have no such option, or not read it
-        few, many = (Cohort(jnp.int32(0), jnp.int32(examples)) for examples in (1, 2))
-        option, counts_twice = "the method's collect", any(weight(few) != weight(many) for weight in weights)
-        better = "take aggregators.mean(aggregators.weight_uniformly) there"
-        better = f"set method.weights='uniform' if it reads this, or {better}" if method.option("weights") == "samples" else better
-    if not by_size or not counts_twice:
+    if not by_size:
+        return []
+    option, better = "method.weights='samples'", "set method.weights='uniform'"
+    counts_twice = method.option("weights") == "samples"
+    if method.origin != registry.BUILT_IN:  # it may have no such option, or not read it
+        weights = [part.weight_fn for part in jax.tree.leaves(collect(), is_leaf=is_reduce) if part.weight_fn is not None]
+        if weights:
+            few, many = (Cohort(jnp.int32(0), jnp.int32(examples)) for examples in (1, 2))
+            taken = "take aggregators.mean(aggregators.weight_uniformly) there"
+            better = f"{better} if it reads this, or {taken}" if counts_twice else taken
+            option, counts_twice = "the method's collect", any(weight(few) != weight(many) for weight in weights)
+    if not counts_twice:
         return []
     what = f"draws clients by their examples, and {option} weights them by these again"
     return [f"cohort.sampling={resolved.sampling!r} {what}; {better}"]
@@ -162,8 +166,7 @@ def check_directed_graph(resolved: ResolvedConfig, returning: int, population: i
 
 
 def check_link_seconds(resolved: ResolvedConfig, returning: int, population: int) -> list[str]:
-    """Returns a warning of transfers over a graph of clients that take as long as those of the mean number of neighbours, and
-    are fewer or more."""
+    """Returns a warning of transfers over a graph of clients, timed by the mean number of neighbours, that are fewer or more."""
     method, devices = resolved.method, resolved.client_devices
     if method.origin != registry.BUILT_IN or method.name != "dfedavg" or devices is None or devices.profile is None:
         return []

@@ -1,4 +1,4 @@
-"""Which of many rows a figure or an analysis takes."""
+"""Chooses rows of many for a figure or an analysis."""
 
 import numpy as np
 

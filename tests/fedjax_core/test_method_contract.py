@@ -33,7 +33,7 @@ def test_a_server_that_takes_weights_for_differences_is_refused():
 
 @pytest.mark.parametrize("changes_collect", [False, True])
 def test_the_contract_finds_weights_in_place_of_differences(changes_collect):
-    """Of a server that keeps its network in an empty round, and of one that says that it receives no differences."""
+    """Holds for a server that keeps its network in an empty round, and for one that says that it receives no differences."""
 
     def method(task, **options):
         made = sends_weights(task, keeps_if_empty=not changes_collect, **options)

@@ -40,12 +40,11 @@ def scale_and_shift(x: Array, scale: Array, bias: Array, mean: Array, var: Array
 
 
 def _compute(x: Array, scale: Array, bias: Array, is_real: Array | None) -> tuple[Array, Statistics]:
-    of_real = lambda entries: entries if is_real is None else jnp.where(is_real, entries, 0)
-    axes, x = tuple(range(x.ndim - 1)), of_real(x)
+    axes, x = tuple(range(x.ndim - 1)), _keep_real(x, is_real)
     n = jnp.float32(len(x)) if is_real is None else jnp.sum(is_real, dtype=jnp.float32)
     n, wide = n * (x.size // x.shape[0] // x.shape[-1]), x.astype(jnp.float32)
     mean = jnp.sum(wide, axes) / jnp.maximum(n, 1)
-    var = jnp.sum(jnp.square(of_real(wide - _as_channels(mean, x))), axes) / jnp.maximum(n, 1)
+    var = jnp.sum(jnp.square(_keep_real(wide - _as_channels(mean, x), is_real)), axes) / jnp.maximum(n, 1)
     return scale_and_shift(x, scale, bias, mean, var), (mean, var, n)
 
 
@@ -59,19 +58,23 @@ def _normalize_forward(x: Array, scale: Array, bias: Array, is_real: Array | Non
 
 def _normalize_backward(saved: tuple, gradients: tuple[Array, Statistics]) -> tuple[Array, Array, Array, None]:
     x, scale, bias, is_real, (mean, var, n) = saved
-    of_real = lambda entries: entries if is_real is None else jnp.where(is_real, entries, 0)
     axes, wide, dy = tuple(range(x.ndim - 1)), x.astype(jnp.float32), gradients[0].astype(jnp.float32)
     inverse, total = lax.rsqrt(var + EPSILON), jnp.sum(dy, axes)
-    to_scale = inverse * (jnp.sum(of_real(dy * wide), axes) - mean * total)
+    to_scale = inverse * (jnp.sum(_keep_real(dy * wide, is_real), axes) - mean * total)
     # dx = slope (dy - mean(dy) - unit mean(dy unit)) with unit = (x - mean) inverse, as a sum of dy, x and a constant
     slope = scale * inverse
     of_x = -slope * inverse * to_scale / jnp.maximum(n, 1)
     constant = -slope * total / jnp.maximum(n, 1) - of_x * mean
-    dx = of_real(_as_channels(slope, x) * dy + _as_channels(of_x, x) * wide + _as_channels(constant, x))
-    return dx.astype(x.dtype), to_scale.astype(scale.dtype), total.astype(bias.dtype), None
+    dx = _as_channels(slope, x) * dy + _as_channels(of_x, x) * wide + _as_channels(constant, x)
+    return _keep_real(dx, is_real).astype(x.dtype), to_scale.astype(scale.dtype), total.astype(bias.dtype), None
 
 
 _normalize.defvjp(_normalize_forward, _normalize_backward)
+
+
+def _keep_real(entries: Array, is_real: Array | None) -> Array:
+    """Returns `entries`, 0 for examples that do not count."""
+    return entries if is_real is None else jnp.where(is_real, entries, 0)
 
 
 def _as_channels(values: Array, x: Array) -> Array:

@@ -56,14 +56,15 @@ def _filtered(x: Array, factors: Grid, around: Around) -> Array:
         return y[:, :high, :wide]
 
     images = _images(len(x), high, wide, max(channels))
-    padded = jnp.pad(x, ((0, -len(x) % images), (0, 0), (0, 0), (0, 0)))
+    blocks = _blocks(x, images)
 
     def write(i: Array, y: Array) -> Array:
-        return lax.dynamic_update_slice_in_dim(y, block(lax.dynamic_slice_in_dim(padded, i * images, images)), i * images, 0)
+        return y.at[i].set(block(blocks[i]))
 
     # Zeros would be one array for all convolutions, kept from the first to the last and copied for each.
-    unwritten = jnp.broadcast_to(x[0, 0, 0, 0], (len(padded), high, wide, channels[1]))
-    return lax.fori_loop(0, len(padded) // images, write, unwritten)[: len(x)]
+    unwritten = jnp.broadcast_to(x[0, 0, 0, 0], (len(blocks), images, high, wide, channels[1]))
+    y = lax.fori_loop(0, len(blocks), write, unwritten)
+    return y.reshape(-1, high, wide, channels[1])[: len(x)]
 
 
 def kernel_gradient(x: Array, dy: Array, around: Around) -> Array:

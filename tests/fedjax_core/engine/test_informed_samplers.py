@@ -294,16 +294,16 @@ def test_a_sampler_of_the_page_runs_from_a_file(tmp_path):
 def test_a_run_warns_of_examples_that_count_twice():
     config = experiment.load_config("fedavg:smoke")
     config.cohort.sampling = "power_of_choice(loss='last')"
-    (line,) = config_warnings.check_sampling(experiment.resolve(config), aggregators.mean())
+    (line,) = config_warnings.check_sampling(experiment.resolve(config), aggregators.mean)
     assert line == (
         "cohort.sampling=\"power_of_choice(loss='last')\" draws clients by their examples, and method.weights='samples' weights "
         "them by these again; set method.weights='uniform'"
     )
     config.method.weights = "uniform"
-    assert not config_warnings.check_sampling(experiment.resolve(config), aggregators.mean())
+    assert not config_warnings.check_sampling(experiment.resolve(config), aggregators.mean)
     config.method.name = "methods.fedavg:fedavg"  # of one's own, whose Reduce decides
-    assert not config_warnings.check_sampling(experiment.resolve(config), aggregators.mean(aggregators.weight_uniformly))
-    (line,) = config_warnings.check_sampling(experiment.resolve(config), aggregators.mean())
+    assert not config_warnings.check_sampling(experiment.resolve(config), lambda: aggregators.mean(aggregators.weight_uniformly))
+    (line,) = config_warnings.check_sampling(experiment.resolve(config), aggregators.mean)
     assert "and the method's collect weights them by these again; take aggregators.mean(aggregators.weight_uniformly)" in line
 
 

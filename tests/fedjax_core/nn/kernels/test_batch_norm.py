@@ -66,7 +66,7 @@ def test_statistics_have_no_gradient():
 
 
 def test_no_copy_without_the_mean_is_kept():
-    """Of the arrays that the backward pass reads, one has the batch's shape."""
+    """The backward pass reads one array of the batch's shape."""
     *given, _ = map(jnp.float32, draw())
     backward = jax.vjp(ours, *given)[1]
     assert sum(np.shape(leaf) == SHAPE for leaf in jax.tree.leaves(backward)) == 1
