@@ -17,8 +17,8 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-OF_TRIALS = ("config.json", "run.json", "summary.json", "metrics.jsonl", "diverged.txt")
-KEPT = (*OF_TRIALS, "environment.json", "clients.csv", "clients_selected.csv", "analysis.json")
+OF_TRIALS = ("config.json", "environment.json", "run.json", "summary.json", "metrics.jsonl", "diverged.txt")
+KEPT = (*OF_TRIALS, "clients.csv", "clients_selected.csv", "analysis.json")
 
 
 def list_files(table: Path) -> Iterator[tuple[Path, bytes]]:

@@ -5,6 +5,7 @@ import tarfile
 from docs import pack_records
 from fedjax_core.commands.analyses import scalar_metrics
 from fedjax_core.commands.tables import measures
+from fedjax_core.storage import workdir
 from fedjax_core.storage.json_files import write_json
 from tests.fedjax_core.commands.tables.searches import run
 
@@ -20,6 +21,16 @@ def test_numbers_of_analyses_are_kept_and_need_no_checkpoint(tmp_path):
     unpacked = tmp_path / "second" / "runs" / "a"
     assert scalar_metrics.make_metric("probe")(unpacked) == 0.5
     assert measures.list_unknown_analyses(unpacked, ["analysis:probe", "analysis:match"]) == ["analysis:match"]
+
+
+def test_a_trial_stays_a_run(tmp_path):
+    """So the table can train it again, where another choice needs its checkpoint."""
+    trial = tmp_path / "first" / "runs" / "a"
+    trial.mkdir(parents=True)
+    for name in (workdir.CONFIG, workdir.ENVIRONMENT, "summary.json", "clients.csv"):
+        write_json(trial / name, {})
+    packed = {path.name for path, _ in pack_records.list_files(tmp_path / "first")}
+    assert packed == {workdir.CONFIG, workdir.ENVIRONMENT, "summary.json"}
 
 
 def test_a_table_is_made_again_from_packed_records(tmp_path, fake_search):
