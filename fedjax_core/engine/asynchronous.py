@@ -69,7 +69,7 @@ def add_schedule(
         raise ValueError(f"{given} and devices.availability: rounds of availability are those of a synchronous server")
     if devices is not None and (devices.deadline is not None or devices.wait_for is not None):
         raise ValueError(f"{given} and devices.deadline or devices.wait_for: the schedule's buffer says for whom the server waits")
-    if not isinstance(sampler, FixedSampler | PoissonSampler):
+    if not (isinstance(sampler, FixedSampler | PoissonSampler) and sampler.accounting):
         raise ValueError(f"{given} samples its clients before training; cohort.sampling must be 'fixed', 'cyclic' or 'poisson'")
     if spec.plan.model > 1:
         raise ValueError(f"{given} and plan.model={spec.plan.model}: the ring of broadcasts is not divided over devices")

@@ -41,12 +41,20 @@ class ClientSampler:
       size: C, the clients of a cohort; where their number varies, its expected value.
       population: N.
       accounting: how the privacy ledger counts such cohorts, a key of `accounting.RELATIONS`; "":
-        privacy is refused, of clients and of examples.
+        privacy is refused, of clients and of examples. It holds for one `draw`: a subclass that
+        defines `draw` begins with "" and `ClientSampler.log_moments`, whatever its parent has.
     """
 
     size: int
     population: int
     accounting: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **keywords: Any):
+        """Takes back what a parent says of its own draws."""
+        super().__init_subclass__(**keywords)
+        if "draw" in vars(cls):
+            cls.accounting = vars(cls).get("accounting", "")
+            cls.log_moments = vars(cls).get("log_moments", ClientSampler.log_moments)
 
     @property
     def needs(self) -> tuple[str, ...]:

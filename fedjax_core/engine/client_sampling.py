@@ -48,6 +48,7 @@ class CyclicSampler(FixedSampler):
     """All clients in a circle, in an order drawn once; each round takes the next C of them."""
 
     accounting = "cyclic"
+    log_moments = FixedSampler.log_moments  # over all orders, one round's clients are a uniform set
 
     def __post_init__(self):
         """Raises ValueError for a cycle too long for int32."""

@@ -81,7 +81,7 @@ def account_examples(resolved: ResolvedConfig, spec: SimulationSpec, recorded: M
     """
     if spec.example_privacy is None or resolved.privacy is None:
         return None
-    if not isinstance(spec.sampler, FixedSampler | PoissonSampler):
+    if not (isinstance(spec.sampler, FixedSampler | PoissonSampler) and spec.sampler.accounting):
         raise ValueError(
             f"cohort.sampling={resolved.sampling!r} and privacy.level='example': participations are counted before training; "
             "'fixed', 'cyclic' and 'poisson' draw them without its results"

@@ -195,3 +195,25 @@ class MembersTest(chex.TestCase):
         found = np.asarray(client_sampling.select_members(jnp.asarray(ids), jnp.isin(ids, group), population, places)).tolist()
         expected = [int(i) for i in ids if i in group]
         self.assertEqual(found, expected + [population] * (places - len(expected)))
+
+
+def test_a_subclass_that_draws_otherwise_claims_no_accounting():
+    class Largest(client_sampling.FixedSampler):
+        def draw(self, key, round_num, clients=None, state=()):
+            return jnp.argsort(-clients.examples)[: self.size]
+
+    class Logged(client_sampling.FixedSampler):
+        pass
+
+    class Declared(client_sampling.FixedSampler):
+        accounting = "fixed"
+
+        def draw(self, key, round_num, clients=None, state=()):
+            return client_sampling.sample_fixed(jax.random.fold_in(key, round_num + 1), self.population, self.size)
+
+    assert (Largest.accounting, Logged.accounting, Declared.accounting) == ("", "fixed", "fixed")
+    assert Largest.log_moments is ClientSampler.log_moments
+    assert Logged.log_moments is client_sampling.FixedSampler.log_moments
+    assert client_sampling.CyclicSampler.log_moments is client_sampling.FixedSampler.log_moments
+    sizes = np.array([1] * 90 + [100] * 10)
+    assert SizeBound(sizes, Largest(10, 100)).largest(10) == 1000  # it draws all of them
