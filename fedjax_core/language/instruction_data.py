@@ -403,8 +403,8 @@ def tokenize_chats(
     """Tokenizes conversations, each as (tokens, which are the assistant's).
 
     A turn of the assistant ends with the first of `ends`, or where its template writes none, with
-    all that it writes; then a warning is logged, because written answers do not end either. Of a long
-    conversation the beginning of the user's first message is cut.
+    all that it writes; then a warning is logged, because written answers do not end either. Long
+    conversations are cut as `_find_chat_cut` says.
 
     Raises as `build_generation_data`, and for a template that writes a turn in another way once
     more turns follow.
@@ -426,7 +426,7 @@ def tokenize_chats(
                 is_open |= whole[last - 1] not in ends
                 is_answer[first:last] = [True] * (last - first)
         number = len(is_answer) - is_answer[::-1].index(True)  # what follows the last answer is never read
-        kept = _find_chat_cut(encode, turns[:-1], whole, number, number - first, limit, long, instance.dataset)
+        kept = _find_chat_cut(encode, turns[:-1], number, number - first, limit, long, instance.dataset)
         rows.append(([whole[place] for place in kept], [is_answer[place] for place in kept]))
         cut += [instance.dataset] if len(kept) < number else []
     _log_cut(cut, [instance.dataset for instance in instances], limit, what)
@@ -443,7 +443,6 @@ def _make_chat_encoder(tokenizer: Tokenizer, template: ChatTemplate) -> Callable
 def _find_chat_cut(
     encode: Callable[..., list[int]],
     asked: Messages,
-    whole: list[int],
     number: int,
     taken: int,
     limit: int,
@@ -452,8 +451,8 @@ def _find_chat_cut(
 ) -> list[int]:
     """Returns the places of a conversation's first `number` tokens that are kept, of which an answer takes some.
 
-    The beginning of the user's first message is left out, and what follows if need be; the end of the last message
-    that is `asked` stays, and what the template writes behind it.
+    The beginning of the user's first message is left out. Where that is not enough, it goes with the whole turns up to a
+    later message of the user, of which the end stays, so that no turn is read below another's header.
     """
     registry.check_choice("long", long, LONG)
     over = number - limit
@@ -461,14 +460,23 @@ def _find_chat_cut(
         return list(range(number))
     if long == "refuse":
         _check_length(number, limit, dataset)
-    first = next((i for i, (role, _) in enumerate(asked) if role == "user"), 0)
-    other = [(role, "#" + content if i == first else content) for i, (role, content) in enumerate(asked)]
-    header = _count_shared(encode(other, True), whole)
-    longer, prompt = encode([*asked[:-1], (asked[-1][0], asked[-1][1] + "#")], True), encode(asked, True)
-    last = len(prompt) - _count_shared(longer[::-1], prompt[::-1])
-    if header + over >= last:
-        raise ValueError(f"{dataset}: limit={limit} leaves no room for a message beside an answer of {taken} tokens")
-    return [*range(header), *range(header + over, number)]
+    users = [i for i, (role, _) in enumerate(asked) if role == "user"] or [0]
+    contents = [_find_content(encode, asked, i) for i in users]
+    header = contents[0][0]
+    for start, end in contents:
+        begin = max(header + over, start)
+        if begin < end:
+            return [*range(header), *range(begin, number)]
+    raise ValueError(f"{dataset}: limit={limit} leaves no room for a message beside an answer of {taken} tokens")
+
+
+def _find_content(encode: Callable[..., list[int]], asked: Messages, i: int) -> tuple[int, int]:
+    """Returns the places in the prompt of `asked` where the content of message i begins and ends."""
+    (role, content), prompt = asked[i], encode(asked, True)
+    longer_before, longer_behind = (
+        encode([*asked[:i], (role, text), *asked[i + 1 :]], True) for text in (f"#{content}", f"{content}#")
+    )
+    return _count_shared(longer_before, prompt), len(prompt) - _count_shared(longer_behind[::-1], prompt[::-1])
 
 
 def tokenize_pairs(
@@ -513,7 +521,7 @@ def tokenize_prompts(
         encode, rows, cut = _make_chat_encoder(tokenizer, template), [], []
         for instance in instances:
             turns, row = instance.turns[:-1], encode(instance.turns[:-1], True)
-            kept = _find_chat_cut(encode, turns, row, len(row), 0, limit, long, instance.dataset)
+            kept = _find_chat_cut(encode, turns, len(row), 0, limit, long, instance.dataset)
             rows.append([row[place] for place in kept])
             cut += [instance.dataset] if len(kept) < len(row) else []
         _log_cut(cut, [instance.dataset for instance in instances], limit, "prompts")

@@ -135,13 +135,22 @@ def test_long_conversations_are_cut_as_asked_or_refused(tmp_path, caplog):
     assert decoded(token for token, flag in zip(tokens, is_answer, strict=True) if flag) == "Yes.No."
     assert "films: 1 of 1 texts had more than 34 tokens; their beginnings were left out" in caplog.text
     [prompt] = instruction_data.tokenize_prompts([row], Letters(), 20, END, template=template, long="cut")
-    assert bytes(prompt).decode() == "<u>s.\t|<u>Sure?\t|<a>"
+    assert bytes(prompt).decode() == "<u>Sure?\t|<a>"  # "Yes." would stand in the user's turn
     assert "films: 1 of 1 prompts had more than 20 tokens" in caplog.text
     system = instance((("system", "Be kind."), *TURNS))
     [(tokens, _)] = instruction_data.tokenize_chats([system], Letters(), template, 47, (END,), long="cut")
     assert bytes(tokens).decode().startswith("<s>Be kind.\t|<u>it?\t")
     [prompt] = instruction_data.tokenize_prompts([row], Letters(), 9, END, template=template, long="cut")
     assert bytes(prompt).decode() == "<u>?\t|<a>"
+    for limit in range(13, 37):  # whole turns go: what is left of an answer has its own header
+        [(tokens, is_answer)] = instruction_data.tokenize_chats([row], Letters(), template, limit, (END,), long="cut")
+        text = bytes(tokens).decode()
+        assert len(tokens) <= limit
+        assert text in (f"<u>{'Is it?'[-i:]}\t|<a>Yes.\t|<u>Sure?\t|<a>No.\t" for i in range(1, 6)) or text in (
+            f"<u>{'Sure?'[-i:]}\t|<a>No.\t" for i in range(1, 6)
+        )
+        answers = decoded(token for token, flag in zip(tokens, is_answer, strict=True) if flag)
+        assert answers == ("Yes.No." if "Yes" in text else "No.")
     for limit in (6, 12):  # 13 is the template, a letter and the answer
         with pytest.raises(ValueError, match=f"limit={limit} leaves no room for a message beside an answer of 4 tokens"):
             instruction_data.tokenize_chats([row], Letters(), template, limit, (END,), long="cut")
