@@ -107,8 +107,8 @@ class PreparedTask(NamedTuple):
       spec: of the model.
       folder: of the model.
       divided: the instances, in the order of the data's examples.
-      kinds: names of the test sets, or of their tasks; "kind" in a test example's x is an index of
-        them.
+      kinds: names of the test sets, or of their tasks; "kind" in an example's x is an index of
+        them, -1 for a training example of none of them.
       widths: to which batches are cut, beside the widest, see
         `length_bucketing.with_length_buckets`.
     """
@@ -168,15 +168,20 @@ def _prepare_data(
     model, tokenizer = build_model(folder, spec), load_pretrained.load_tokenizer(folder)
     if spec.limit > model.context:
         raise ValueError(f"limit={spec.limit} is too much for {model.name}: it takes at most {model.context} tokens")
-    names = [row.dataset if source.tested == "left_out" else row.task for row in divided.test]
-    kinds = tuple(dict.fromkeys(names))
-    kind = np.array([kinds.index(name) for name in names], np.int32)
+    name_kind = lambda row: row.dataset if source.tested == "left_out" else row.task
+    kinds = tuple(dict.fromkeys(map(name_kind, divided.test)))
+    kind, kind_of_train = (
+        np.array([kinds.index(name) if name in kinds else -1 for name in map(name_kind, rows)], np.int32)
+        for rows in (divided.test, divided.train)
+    )
     if isinstance(model, Encoder):
         if spec.template != "alpaca" or spec.pack:
             raise ValueError(f"template={spec.template!r}, pack={spec.pack}: an encoder has neither; they are a language model's")
         data, options = instruction_data.build_option_data(divided, tokenizer, spec.limit, long=spec.long)
-        data_with_kinds = _add_to_test(data, rouge1=_score_options(data, divided), kind=kind)
-        return PreparedTask(data_with_kinds, model, options, spec, folder, divided, kinds, _widths(data, divided, kind))
+        choices = data.train.x["options"].shape[1]
+        of_train = {"kind": kind_of_train, "rouge1": _score_options(divided.train, choices)}
+        data_with_scores = _add_entries(data, of_train, {"kind": kind, "rouge1": _score_options(divided.test, choices)})
+        return PreparedTask(data_with_scores, model, options, spec, folder, divided, kinds, _widths(data, divided, kind))
     if spec.temperature != option_scoring.TEMPERATURE:
         raise ValueError(f"temperature={spec.temperature}: a language model has none; it divides an encoder's scores of options")
     if not model.stop:
@@ -186,7 +191,10 @@ def _prepare_data(
     how = {"long": spec.long, "template": _read_template(folder, spec), "pack": spec.pack, "stop": model.stop}
     data = instruction_data.build_generation_data(divided, tokenizer, spec.limit, model.stop[0], **how)
     widths = () if spec.pack else _widths(data, divided, kind)  # packed texts fill their rows
-    return PreparedTask(_add_to_test(data, kind=kind), model, None, spec, folder, divided, kinds, widths)
+    by_set = dict(zip([row.dataset for row in divided.train], kind_of_train, strict=True))
+    packed_kind = np.array([by_set[data.class_names[y]] for y in data.train.y], np.int32)
+    data_with_kinds = _add_entries(data, {"kind": packed_kind}, {"kind": kind})
+    return PreparedTask(data_with_kinds, model, None, spec, folder, divided, kinds, widths)
 
 
 def _read_template(folder: Path, spec: Spec) -> str | chat_templates.ChatTemplate:
@@ -221,17 +229,20 @@ def build_model(folder: Path, spec: Spec, config: dict[str, Any] | None = None) 
     return load_pretrained.FAMILIES[family].build(description, spec.dtype, spec.remat)
 
 
-def _add_to_test(data: federated_data.FederatedData, **more: np.ndarray) -> federated_data.FederatedData:
-    """Adds entries to the x of the test set."""
-    return dataclasses.replace(data, test=Examples(data.test.x | more, data.test.y))
+def _add_entries(
+    data: federated_data.FederatedData, of_train: dict[str, np.ndarray], of_test: dict[str, np.ndarray]
+) -> federated_data.FederatedData:
+    """Adds entries that scores read to x, also of training examples, of which some may be for validation."""
+    train, test = (Examples(part.x | more, part.y) for part, more in ((data.train, of_train), (data.test, of_test)))
+    return dataclasses.replace(data, train=train, test=test)
 
 
-def _score_options(data: federated_data.FederatedData, divided: instruction_data.LeaveOneOutSplit) -> np.ndarray:
-    """Computes ROUGE-1 of each option with the answer, [n_test, K]."""
-    rows = np.zeros(data.test.x["options"].shape, np.float32)
-    for i, row in enumerate(divided.test):
-        rows[i, : len(row.options)] = generation.compute_rouge1(row.options, [row.answer] * len(row.options))
-    return rows
+def _score_options(rows: Sequence[instruction_data.Instance], choices: int) -> np.ndarray:
+    """Computes ROUGE-1 of each option with the answer, [n, choices]."""
+    scores = np.zeros((len(rows), choices), np.float32)
+    for i, row in enumerate(rows):
+        scores[i, : len(row.options)] = generation.compute_rouge1(row.options, [row.answer] * len(row.options))
+    return scores
 
 
 def rouge1(outputs: dict[str, Array], x: PyTree, y: Array, mask: Array) -> Pair:

@@ -61,8 +61,7 @@ def mock_prepared(source: Source, clients: int, spec: Spec, sizes: Sizes) -> Pre
         x["options" if is_encoder else "answer"] = blank(np.int32 if is_encoder else bool, sizes.answer)
         if spec.pack and not test and not is_encoder:
             x |= {"answer": blank(bool, spec.limit - 1), "segments": blank(np.int32, spec.limit)}
-        if test:
-            x |= {"kind": blank(np.int32)} | ({"rouge1": blank(np.float32, sizes.answer)} if is_encoder else {})
+        x |= {"kind": blank(np.int32)} | ({"rouge1": blank(np.float32, sizes.answer)} if is_encoder else {})
         return Examples(x, np.zeros(number, np.int32) if is_encoder else np.arange(number, dtype=np.int32) % clients)
 
     names = tuple(f"option {i + 1}" for i in range(sizes.answer)) if is_encoder else tuple(f"set {i}" for i in range(clients))

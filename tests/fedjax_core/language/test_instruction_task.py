@@ -251,6 +251,26 @@ def test_clients_are_tested_on_their_own_sets(config):
     np.testing.assert_allclose(sum(each) / 2, scores["test/global/own/rouge1/mean"], rtol=1e-5)
 
 
+@pytest.mark.parametrize(("model", "pack"), [("bert", False), ("llama", False), ("llama", True)])
+def test_validation_texts_have_the_scores_of_test_texts(config, model, pack):
+    """Those of one test set are there for its own training texts alone; none are where a task is left out."""
+    made = config(model, name="fedit", batch=4, epochs=1)
+    made.models = (made.models[0].replace("long=", f"pack={pack}, long="),)
+    made.data.validation = 0.3
+    sim = experiment.build(made)
+    scores = sim.evaluate(sim.init(0)).metrics
+    found = {name.removeprefix("validation/global/") for name in scores if name.startswith("validation/global/")}
+    assert {"accuracy", "loss", "own/accuracy/mean"} <= found
+    assert not [name for name in found if "_pairs" in name or "_proofs" in name]
+    assert ("rouge1" in found) == (model == "bert")
+    made.data.source = made.data.source.replace("leave_out", "tested='own', leave_out")
+    made.evaluation.scopes = ("own",)
+    sim = experiment.build(made)
+    scores = sim.evaluate(sim.init(0)).metrics
+    each = [scores[f"validation/global/own/accuracy_{task}/mean"] for task in ("mood", "facts")]
+    np.testing.assert_allclose(sum(each) / 2, scores["validation/global/own/accuracy/mean"], rtol=1e-5)
+
+
 @pytest.mark.parametrize("model", ["bert", "llama"])
 def test_answers_in_words(config, monkeypatch, model):
     """An encoder's are those that it is scored by; a language model writes them."""
