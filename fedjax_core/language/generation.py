@@ -128,9 +128,7 @@ def generate_completions(
 def warn_of_rouge1(datasets: Sequence[str], answers: Sequence[str]) -> None:
     """Warns of each data set with answers of which ROUGE reads nothing: it counts words of a-z and 0-9 alone."""
     totals = Counter(datasets)
-    unread = Counter(
-        name for name, answer in zip(datasets, answers, strict=True) if answer and not re.search("[a-z0-9]", answer.lower())
-    )
+    unread = Counter(name for name, answer in zip(datasets, answers, strict=True) if not re.search("[a-z0-9]", answer.lower()))
     for name, number in unread.items():
         _log.warning(
             "%s: %d of %d answers have no letter a-z or digit, so their ROUGE-1 is 0 for any text", name, number, totals[name]

@@ -14,6 +14,7 @@ clients are tested on their own sets, on each task.
 import dataclasses
 import functools
 import hashlib
+import logging
 import os
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -42,9 +43,10 @@ from fedjax_core.task import Task, check_tokens, make_partial_task
 from fedjax_core.training import adapters, metrics
 from fedjax_core.training.metrics import Pair, mean_pair
 
+_log = logging.getLogger(__name__)
 SOURCE, MODEL, PARTITION = "instructions", "pretrained", "by_domain"
 TEMPLATES = ("alpaca", "chat")
-WRITTEN = 80  # tokens of an answer at most
+WRITTEN = 80  # tokens of an answer at most, where no test answer has more
 
 
 class Source(NamedTuple):
@@ -338,6 +340,23 @@ def _writer(model: LanguageModel, limit: int, beams: int) -> Callable[..., tuple
 def _chooser(model: Encoder, options: int, temperature: float) -> Callable[[PyTree, PyTree], Array]:
     scored = option_scoring.make_option_scorer(model, options, temperature)
     return jax.jit(lambda params, x: jnp.argmax(scored.apply(Net(params, {}), x)[0]["logits"], -1))
+
+
+def choose_longest(prepared: PreparedTask) -> int:
+    """Returns how many tokens a language model writes at most; logs how many test answers have more.
+
+    As many as the longest test answer has, at least 80, as far as the context goes beside the longest prompt.
+    """
+    if isinstance(prepared.model, Encoder):
+        return WRITTEN
+    is_answer, mask = (np.asarray(prepared.data.test.x[name]) for name in ("answer", "mask"))
+    answers = np.cumprod(is_answer[:, ::-1], 1).sum(1)  # of the last turn
+    room = prepared.model.context - int((mask.sum(1) - answers).max())
+    longest = max(WRITTEN, min(int(answers.max()), room))
+    if cut := int((answers > longest).sum()):
+        what = "%d of %d test answers have more than the %d tokens that %s has room to write, so none of them can be exact"
+        _log.warning(what, cut, len(answers), longest, prepared.model.name)
+    return longest
 
 
 def generate_answers(

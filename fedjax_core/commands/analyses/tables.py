@@ -34,11 +34,11 @@ def collect_answers(
     if key in stored and stored[key]["round"] == round_num:
         return stored[key]["rows"]
     is_shared = len({index.tobytes() for index in simulation.spec.data.test_index}) == 1
-    records = []
+    records, batch, longest = [], simulation.spec.batches.test, language.choose_longest(prepared)
     for client in [0] if model == "global" and is_shared else simulation.spec.scored_clients().tolist():
         view, rows = simulation.client_view(state, client), simulation.spec.data.test_index[client].tolist()
         params = language.generation_params(prepared, adapter, view.task.frozen, analysis.find_network(simulation, view, model))
-        texts = language.generate_answers(prepared, params, rows, simulation.spec.batches.test, beams=beams)
+        texts = language.generate_answers(prepared, params, rows, batch, longest, beams)
         examples = [prepared.divided.test[row] for row in rows]
         targets = [example.answer for example in examples]
         rouge1, exact = generation.compute_rouge1(texts, targets), generation.is_exact_match(texts, targets)

@@ -303,8 +303,9 @@ def test_answers_that_cannot_be_kept_are_returned(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(experiment, "read_instructions", lambda config: None)
     monkeypatch.setattr(experiment, "resolve", lambda config: SimpleNamespace(adapter=None))
     monkeypatch.setattr(analysis, "choose_scored_model", lambda simulation, state, model: "personal")
+    monkeypatch.setattr(tables.language, "choose_longest", lambda prepared: 80)
     data = SimpleNamespace(test_index=(), test=SimpleNamespace(x=np.zeros((1, 1))))
-    spec = SimpleNamespace(data=data, scored_clients=lambda: np.arange(0))
+    spec = SimpleNamespace(data=data, batches=SimpleNamespace(test=4), scored_clients=lambda: np.arange(0))
     asked: Any = (tmp_path / "gone", None, SimpleNamespace(spec=spec), SimpleNamespace(round=2))
     assert tables.collect_answers(*asked) == []
     assert "answers.json: No such file or directory; the answers will be written anew next time" in capsys.readouterr().err

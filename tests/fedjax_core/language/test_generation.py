@@ -25,5 +25,5 @@ def test_exact_answers():
 
 
 def test_answers_of_which_rouge_reads_nothing_are_warned_of(caplog):
-    generation.warn_of_rouge1(["films", "films", "signs"], ["Yes", "да", "+"])
-    assert [message.split(" have")[0] for message in caplog.messages] == ["films: 1 of 2 answers", "signs: 1 of 1 answers"]
+    generation.warn_of_rouge1(["films", "films", "signs", "signs"], ["Yes", "да", "+", ""])
+    assert [message.split(" have")[0] for message in caplog.messages] == ["films: 1 of 2 answers", "signs: 2 of 2 answers"]

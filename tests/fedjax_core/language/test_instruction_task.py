@@ -17,7 +17,7 @@ from configs import base
 from fedjax_core import experiment
 from fedjax_core.commands import analyze
 from fedjax_core.commands.analyses import scalar_metrics
-from fedjax_core.language import generation, length_bucketing, load_pretrained
+from fedjax_core.language import generation, instruction_data, length_bucketing, load_pretrained
 from fedjax_core.language import instruction_task as language
 from fedjax_core.language.models import bert, decoder
 from fedjax_core.lazy_array import LazyArray
@@ -461,3 +461,20 @@ def test_an_answer_that_leaves_no_place_for_a_question_is_refused(config, longes
     prepared = experiment.read_instructions(config("llama", name="fedit", batch=4))
     with pytest.raises(ValueError, match=rf"^longest={longest} leaves no room for a question: .* takes 256 tokens$"):
         language.generate_answers(prepared, {}, [0], longest=longest)
+
+
+@pytest.mark.parametrize("answer", [50, 99, 200])
+def test_a_model_has_time_to_write_the_longest_answer(config, tmp_path, caplog, answer):
+    """Beside the longest question, in a context of 256 tokens; the end is a token, too."""
+    made = config("llama", name="fedit", batch=4)
+    made.models = (made.models[0].replace("limit=128", "limit=250"),)
+    path = tmp_path / "flan" / "test.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [line for line in lines if line["task"] == "logic"]
+    lines[0] |= {"instruction": "x", "output": "y" * answer}
+    path.write_text("\n".join(map(json.dumps, lines)))
+    prepared = experiment.read_instructions(made)
+    widest = max(map(len, instruction_data.tokenize_prompts(prepared.divided.test, Letters(), 256, END)))
+    assert language.choose_longest(prepared) == {50: 80, 99: 100, 200: 256 - widest}[answer]
+    said = f"1 of 6 test answers have more than the {256 - widest} tokens that llama of width 16 has room to write"
+    assert (said in caplog.text) == (answer == 200)
