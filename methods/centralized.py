@@ -8,7 +8,10 @@ The union is sorted canonically first, so the result does not depend on the part
 with one client: E local epochs per round, T * E in all. The optimizer's state starts anew every
 round, which plain SGD does not notice.
 
-Unseen clients use the server's model.
+Unseen clients use the server's model. The engine sees one client, who has all clients' own test
+examples: of its scores "own", "weighted" is the mean over clients weighted by test examples, as other
+methods have it, and so are the rest, such as "mean" and "lowest", because one client has no spread.
+There is no participation gap.
 
 Departures: none; there is no paper.
 """

@@ -310,14 +310,17 @@ def center_features(data: FederatedData) -> FederatedData:
 
 
 def pool_clients(data: FederatedData) -> FederatedData:
-    """Returns the same data with one client that has all training examples, and the whole test set.
+    """Returns the same data with one client that has all clients' training, validation and test examples.
 
-    Examples are in increasing order, each once: where a partition uses every example, the result
-    does not depend on it.
+    Training examples are in increasing order, each once: where a partition uses every example, the
+    result does not depend on it. A test example counts as often as clients are tested on it, or once
+    where all are tested on the same.
     """
-    whole_test = np.arange(len(data.test.y), dtype=np.int32)
+    tested = {index.tobytes(): index for index in map(np.asarray, data.test_index)}
+    test = list(tested.values()) if len(tested) == 1 else list(data.test_index)
+    own_test = np.sort(RaggedIndex.from_lists(test).concatenate()).astype(np.int32)
     names = ("all clients",) if data.client_names else ()
-    return replace_index(data, [_union(data.train_index)], [whole_test], [_union(data.validation_index)], client_names=names)
+    return replace_index(data, [_union(data.train_index)], [own_test], [_union(data.validation_index)], client_names=names)
 
 
 def format_summary(data: FederatedData, max_clients: int = 20, max_classes: int = 12) -> str:

@@ -71,7 +71,8 @@ def evaluate(compiled: CompiledPlan, state: State, watch: Watch = ignore_progres
         examples = spec.host_arrays.unseen_test_size
         unseen = evaluation_step.ClientScores(spec.population + np.arange(len(examples)), examples, values)
         by_client = unseen if by_client is None else evaluation_step.concatenate_clients(by_client, unseen)
-        metrics |= unseen_clients.participation_gaps(metrics, list(models), METRIC_NAMES[spec.targets][0])
+        if not spec.abstract_algorithm(0).pooled:  # its one client has no mean over clients
+            metrics |= unseen_clients.participation_gaps(metrics, list(models), METRIC_NAMES[spec.targets][0])
     own_scores = {name for group in spec.groups for name in group.task.scores}
     divergence.warn_of_nan(metrics, own_scores, round_num)
     return EvaluationResult(metrics, by_client)
@@ -301,7 +302,8 @@ def list_test_scores(spec: SimulationSpec) -> list[str]:
     models, names = _models_and_scores(spec)
     scopes = [scope for scope in ("own", "all", "unseen") if scope in spec.evaluation.scopes]
     pairs = [(m, scope) for m in models for scope in scopes if (m, scope) != ("global", "all")]  # scope "global" has it
-    gaps = [f"test/{model}/gap/{names[0]}" for model in models] if {"own", "unseen"} <= set(scopes) else []
+    has_gap = {"own", "unseen"} <= set(scopes) and not spec.abstract_algorithm(0).pooled
+    gaps = [f"test/{model}/gap/{names[0]}" for model in models] if has_gap else []
     clients = _statistic_names([f"test/{model}/{scope}" for model, scope in pairs], names)
     return _server_score_names(spec, "test", names) + clients + gaps
 

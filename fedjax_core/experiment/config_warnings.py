@@ -14,7 +14,8 @@ from fedjax_core.algorithm import Cohort, PyTree, is_reduce, targets_of
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.data.sources import Dataset
-from fedjax_core.engine import asynchronous, client_sampling
+from fedjax_core.engine import asynchronous, client_sampling, evaluation
+from fedjax_core.engine.simulation_spec import SimulationSpec
 from fedjax_core.experiment import lookup
 from fedjax_core.experiment.resolve_config import ResolvedConfig
 from fedjax_core.language import instruction_task as language
@@ -250,11 +251,13 @@ def check_kept_states(resolved: ResolvedConfig) -> list[str]:
     return [f"{name}={fields[name]!r}: {why}; take fedavg, fedprox or fedopt" for name, is_set in changed.items() if is_set]
 
 
-def check_evaluation(resolved: ResolvedConfig) -> list[str]:
+def check_evaluation(resolved: ResolvedConfig, spec: SimulationSpec) -> list[str]:
     """Returns a warning where nothing is scored, or the last round only."""
-    every, rounds = resolved.run.eval_every, resolved.run.rounds
-    if not resolved.evaluation.scopes:
-        return ["evaluation.scopes=() scores no model in any round; ('global',) scores the server's on the test set"]
+    every, rounds, scopes = resolved.run.eval_every, resolved.run.rounds, resolved.evaluation.scopes
+    if "post_local" not in scopes and not evaluation.list_test_scores(spec):
+        models = list(spec.abstract_algorithm(0).predict)
+        other = "('global',) scores the server's on the test set" if "global" in models else "('own',) scores each client's"
+        return [f"evaluation.scopes={scopes!r} scores no model in any round: method {resolved.method.name!r} has {models}; {other}"]
     if every <= rounds:
         return []
     return [f"evaluation.every={every} is more than rounds={rounds}: only the last round is scored"]

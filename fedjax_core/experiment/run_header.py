@@ -65,7 +65,7 @@ def opening_lines(
         "attack": _attack(resolved),
         "uplink": _uplink(resolved),
         "noise": _noise(simulation, private),
-        "scores": "; ".join(config_warnings.check_evaluation(resolved)),
+        "scores": "; ".join(config_warnings.check_evaluation(resolved, simulation.spec)),
     }
     return [line for label, text in lines.items() if text for line in _wrapped(label, text)]
 

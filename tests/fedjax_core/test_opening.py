@@ -119,10 +119,23 @@ def test_batches_beyond_all_data_and_evaluations_that_never_come_are_reported(ca
         "1437 training examples of all clients, of whom one has at most 128: each takes one step an epoch, on all that it has"
     )
     assert found["scores"] == "evaluation.every=1000 is more than rounds=5: only the last round is scored"
-    config.evaluation.scopes = ()
-    assert config_warnings.check_evaluation(experiment.resolve(config))[0].startswith(
-        "evaluation.scopes=() scores no model in any round"
-    )
+
+
+@pytest.mark.parametrize(
+    ("method", "scopes", "said"),
+    [
+        ("fedavg", (), "evaluation.scopes=() scores no model in any round: method 'fedavg' has ['global']; ('global',) scores the"),
+        ("fedavg", ("all",), r"evaluation.scopes=('all',) scores no model in any round: method 'fedavg' has ['global']"),
+        ("fedper", ("global",), "scores no model in any round: method 'fedper' has ['personal']; ('own',) scores each client's"),
+        ("fedper", ("post_local",), None),
+        ("fedper", ("global", "own"), None),
+    ],
+)
+def test_scopes_without_a_score_are_reported(method, scopes, said):
+    config = experiment.load_config(f"{method}:smoke")
+    config.evaluation.scopes = scopes
+    found = " ".join(opened(config).get("scores", "").split())
+    assert said in found if said else not found
 
 
 @pytest.mark.parametrize(

@@ -287,6 +287,15 @@ def test_pooled_does_not_depend_on_the_partition():
     np.testing.assert_array_equal(pooled[0].test_index[0], np.arange(80))
 
 
+def test_the_pooled_client_is_tested_as_often_as_clients_are():
+    """So that its score is the clients' mean, weighted by their test examples."""
+    shared, own, overlapping = (
+        federated_data.pool_clients(federated_data.from_index(DATA, [[1], [2]], test)).test_index[0].tolist()
+        for test in ([[7, 3], [3, 7]], [[7], [2]], [[7, 3], [3]])
+    )
+    assert (shared, own, overlapping) == ([3, 7], [2, 7], [3, 3, 7])
+
+
 def test_the_pooled_client_has_a_name_where_clients_have_names():
     """Names of unseen clients follow it."""
     data = federated_data.from_index(DATA, {"ann": [3, 1], "bob": [2]})

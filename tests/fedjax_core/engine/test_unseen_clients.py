@@ -20,6 +20,7 @@ from fedjax_core.reporting.summary import format_summary, summarize_records
 from fedjax_core.training import local_training
 from fedjax_core.training.local_batch_norm import with_local_statistics
 from fedjax_core.uplink import attacks
+from methods.centralized import centralized
 from methods.ditto import ditto
 from methods.fedavg import fedavg
 from methods.fedavg_ft import fedavg_ft
@@ -176,6 +177,19 @@ def test_without_scores_of_seen_clients_there_is_no_gap_and_no_name_of_one():
     assert set(evaluation.list_test_scores(sim.spec)) == names
     assert "test/global/unseen/accuracy/mean" in names
     assert not [name for name in names if "gap" in name]
+
+
+def test_a_pooled_method_has_no_gap():
+    """Its own score is the mean over seen clients by their test examples, as FedAvg's is for the same network."""
+    found, names = {}, {}
+    for method in (fedavg, centralized):
+        sim = simulate(functools.partial(method, epochs=1))
+        found[method.__name__] = sim.evaluate(sim.init(0)).metrics
+        names[method.__name__] = {name for name in found[method.__name__] if name.startswith("test/")}
+        assert set(evaluation.list_test_scores(sim.spec)) == names[method.__name__]
+    assert names["fedavg"] - names["centralized"] == {"test/global/gap/accuracy"}
+    for score in ("own/accuracy/weighted", "unseen/accuracy/mean", "accuracy"):
+        assert found["centralized"][f"test/global/{score}"] == pytest.approx(found["fedavg"][f"test/global/{score}"], abs=1e-6)
 
 
 def test_two_architectures_on_two_devices_with_states_on_the_host_agree_with_one_after_another():
