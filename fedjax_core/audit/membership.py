@@ -172,5 +172,6 @@ def _map_outputs(simulator: Simulator, state: State, examples: Examples, score: 
     results = []
     for start in range(0, len(examples.y), BATCH):
         part = jax.tree.map(lambda x, start=start: jnp.asarray(x[start : start + BATCH]), examples)
-        results.append(np.asarray(compiled(view.predict("global", holds, part.x)["logits"], part.y)))
+        outputs = view.predict("global", holds, part.x)
+        results.append(np.asarray(compiled(outputs["logits"], outputs.get("targets", part.y))))
     return np.concatenate(results)

@@ -87,6 +87,9 @@ def audit_run(
     parts = membership.select_examples(simulator.spec.data.train, members), simulator.spec.data.test
     if simulator.spec.episodes is not None:
         raise ValueError(f"{run} was trained on episodes: its network has no classes of its own to attack")
+    asked = {"shadows": shadows, "canaries": canaries, "invert": invert}
+    if experiment.resolve(config).is_for_texts and (given := [f"--{name}={value}" for name, value in asked.items() if value]):
+        raise ValueError(f"audit: {', '.join(given)}: of a run on texts the losses alone are attacked; leave this out")
     if shadows:
         require_classes("audit: the likelihood ratio", simulator.spec.data.train.y, "leave --shadows out")
     if canaries:

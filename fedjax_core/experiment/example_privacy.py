@@ -12,6 +12,7 @@ from fedjax_core.engine.client_sampling import FixedSampler, PoissonSampler, dra
 from fedjax_core.engine.simulation_spec import SimulationSpec
 from fedjax_core.engine.streams import stream_key
 from fedjax_core.experiment.resolve_config import ResolvedConfig
+from fedjax_core.language import instruction_task as language
 from fedjax_core.privacy import ExampleLedger, make_example_ledger
 from fedjax_core.training.private_gradient import ExamplePrivacy
 
@@ -63,6 +64,12 @@ def initial_privacy(resolved: ResolvedConfig, recorded: Mapping[str, Any] | None
         raise ValueError(
             f"{own[0]} and privacy.level='example': epsilon is computed for local steps and minibatches that all clients have "
             "in common; only clients.lr may differ"
+        )
+    packed = (n.resolved for n in resolved.networks if n.resolved.function is language.Spec and n.resolved.option("pack"))
+    if network := next(packed, None):
+        raise ValueError(
+            f"models={network.spec!r} and privacy.level='example': an example would be a row of packed texts, and one text changes "
+            "many rows; set pack=False"
         )
     if resolved.fields["drop_last"]:
         raise ValueError("drop_last=True and privacy.level='example': its minibatches are Poisson samples, none is left over")

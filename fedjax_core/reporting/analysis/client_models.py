@@ -74,6 +74,12 @@ def require_classes(simulation: Simulator, what: str) -> None:
         raise ValueError(f"{what} needs classes, the data have {kind}: {TARGETS[kind]}")
 
 
+def require_one_class(outputs: Mapping[str, Any], what: str) -> None:
+    """Raises ValueError if a model predicts the tokens of texts, which it reads from the examples."""
+    if "targets" in outputs:
+        raise ValueError(f"{what} needs one class per example, and this model writes texts; the analysis 'rouge' has its answers")
+
+
 def compute_class_accuracies(
     simulation: Simulator, state: State, model: str | None = None, scope: str = "own"
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -85,7 +91,8 @@ def compute_class_accuracies(
     Returns:
       (correct, total), each [N, K].
     """
-    require_classes(simulation, "the analysis of accuracies by class")
+    what = "the analysis of accuracies by class"
+    require_classes(simulation, what)
     model = choose_scored_model(simulation, state, model)
     data, batch = simulation.spec.data, eval_batch_size(simulation)
     x, y = data.test
@@ -95,6 +102,7 @@ def compute_class_accuracies(
 
     def is_correct(client: int, rows: np.ndarray) -> np.ndarray:
         predicted = compute_outputs(simulation.client_view(state, client), model, select_examples(x, rows), batch, most)
+        require_one_class(predicted, what)
         return get_output(predicted, "logits").argmax(-1) == y[rows]
 
     shared = is_correct(0, everything) if model == "global" and len(y) else None  # one model for all clients

@@ -18,6 +18,7 @@ from fedjax_core.reporting.analysis.client_models import (
     get_output,
     max_examples,
     require_classes,
+    require_one_class,
 )
 from fedjax_core.task import Model
 from fedjax_core.training import losses
@@ -49,7 +50,8 @@ def score_match(simulation: Simulator, state: State, model: str | None = None, k
 
 
 def _refit(simulation: Simulator, state: State, model: str | None, key: str, matching: bool) -> np.ndarray:
-    require_classes(simulation, "match" if matching else "probe")
+    what = "match" if matching else "probe"
+    require_classes(simulation, what)
     model = choose_scored_model(simulation, state, model)
     data, batch = simulation.spec.data, eval_batch_size(simulation)
     most = max_examples(data.train_index)
@@ -60,6 +62,7 @@ def _refit(simulation: Simulator, state: State, model: str | None, key: str, mat
             continue
         view = simulation.client_view(state, i)
         predicted = compute_outputs(view, model, select_examples(data.train.x, train), batch, most)
+        require_one_class(predicted, what)
         f = get_output(predicted, key)
         scale = f.mean(0), np.maximum(f.std(0), 1e-6)
         if matching:

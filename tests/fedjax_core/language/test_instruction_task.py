@@ -15,12 +15,14 @@ import pytest
 
 from configs import base
 from fedjax_core import experiment
-from fedjax_core.commands import analyze
+from fedjax_core.audit import membership
+from fedjax_core.commands import analyze, audit
 from fedjax_core.commands.analyses import scalar_metrics
 from fedjax_core.language import generation, instruction_data, length_bucketing, load_pretrained
 from fedjax_core.language import instruction_task as language
 from fedjax_core.language.models import bert, decoder
 from fedjax_core.lazy_array import LazyArray
+from fedjax_core.reporting import analysis
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.safetensors_files import write_tensors
 from fedjax_core.training import adapters
@@ -216,6 +218,34 @@ def test_packed_conversations_are_learned(config, tmp_path):
     state, records = sim.run_rounds(sim.init(0), 2)
     assert records[1]["train/loss"] < records[0]["train/loss"]
     assert 0 <= sim.evaluate(state).metrics["test/global/accuracy"] <= 1
+
+
+def test_packed_texts_have_no_privacy_of_examples(config):
+    """One text of a client changes many of its rows."""
+    asked = config("llama", name="fedit", batch=2, epochs=1)
+    asked.privacy.update(level="example", mechanism="gaussian", clip=1.0, noise=1.0, delta=1e-5)
+    assert experiment.build(asked).spec.example_privacy is not None
+    asked.models = tuple(model.replace("long=", "pack=True, long=") for model in asked.models)
+    with pytest.raises(ValueError, match=r"pack=True.*and privacy.level='example': an example would be a row of packed texts"):
+        experiment.build(asked)
+
+
+def test_of_texts_the_losses_are_attacked_and_classes_are_refused(config, tmp_path, monkeypatch):
+    asked = config("llama", name="fedit", batch=4)
+    sim = experiment.build(asked)
+    state = sim.init(0)
+    test = sim.spec.data.test
+    scores, tokens = membership.score_by_loss(sim, state, test), np.asarray(test.x["answer"]).sum(1)
+    np.testing.assert_allclose(-(scores * tokens).sum() / tokens.sum(), sim.evaluate(state).metrics["test/global/loss"], rtol=1e-5)
+    monkeypatch.setattr(experiment, "load", lambda run, done=None, trust=False: (asked, sim, state))
+    found = audit.audit_run(tmp_path, out=tmp_path / "audit")
+    assert found["loss"]["members"] == sum(map(len, sim.spec.data.train_index))
+    for more in ({"shadows": 4}, {"canaries": 2}, {"invert": "cosine"}):
+        with pytest.raises(ValueError, match=f"audit: --{next(iter(more))}=.*: of a run on texts the losses alone are attacked"):
+            audit.audit_run(tmp_path, out=tmp_path / "audit", **more)
+    for analyse in (analysis.compute_class_accuracies, analysis.score_probe, analysis.score_match):
+        with pytest.raises(ValueError, match="needs one class per example, and this model writes texts; the analysis 'rouge'"):
+            analyse(sim, state)
 
 
 @pytest.mark.parametrize(
