@@ -89,7 +89,9 @@ def fedamp(
         if attention == "distance":
             xi = jnp.where(others, alpha * jnp.exp(-squared_distances(w) / sigma) / sigma, 0)
         else:
-            near = jnp.where(others, jnp.exp(sigma * (cosine_similarities(w) - 1)), 0)
+            cosines = cosine_similarities(w)
+            nearest = jnp.max(cosines, 1, keepdims=True, where=others, initial=-1.0)
+            near = jnp.where(others, jnp.exp(sigma * (cosines - nearest)), 0)
             xi = (1 - own_weight) * near / jnp.maximum(jnp.sum(near, 1, keepdims=True), aggregators.TINY)
         own = jnp.where(active, 1 - jnp.sum(xi, 1), 0)
         metrics = {"own_weight": (jnp.sum(own), jnp.sum(active, dtype=own.dtype))}

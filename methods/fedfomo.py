@@ -77,7 +77,7 @@ def fedfomo(
     Args:
       task: network and population.
       optimizer: local optimizer, whose state starts anew every round.
-      models: M, or all others if there are fewer; 0 is Local on fewer examples.
+      models: M, or all others if there are fewer; 0 is Local on fewer examples, in another order.
       validation: fraction of a client's training examples that choose and do not train.
       epsilon: exploration of round 0.
       epsilon_decay: what it loses each round.

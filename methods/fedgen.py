@@ -21,7 +21,7 @@ https://arxiv.org/abs/2105.10056
   variant      "mixed", for any bodies (the HtFLlib library)   "official", for one architecture
   shared       head; bodies stay with the clients              the whole network
   teacher      CE of the heads' mean logits, by examples       sum over heads of w_ki CE, w by a label's
-                                                               examples (count + 1)
+                                                               examples (E count + 1)
   labels       as often as in the cohort                       uniform over those of the cohort
   alpha, beta  1, 0                                            10, 10, decay 0.98
   generator    100 steps of Adam 0.005                         50 of Adam 0.0003, decay 0.98, weight decay

@@ -64,6 +64,8 @@ def fedrep(
       The algorithm; a client keeps its head.
     """
     check_arguments(fedrep, head_epochs=head_epochs, body_epochs=body_epochs, finetune_epochs=finetune_epochs)
+    if finetune_epochs and not personal:
+        raise ValueError(f"personal=() and finetune_epochs={finetune_epochs}: there is no head to fine-tune; set finetune_epochs=0")
     is_head, loss = local_training.entries_filter(*personal), local_training.supervised_loss(task)
 
     def phase(epochs, trainable):

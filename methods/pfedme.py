@@ -87,7 +87,7 @@ def pfedme(
 
     Args:
       optimizer: of the inner steps, whose state starts anew every round.
-      lam: lambda; 0 leaves the server's model as it is.
+      lam: lambda; 0 leaves the server's model as it is, but with "released".
       inner_steps: K.
       outer_lr: eta.
       beta: of the server; 0 leaves its model as it is.

@@ -87,9 +87,8 @@ def audit_run(
     parts = membership.select_examples(simulator.spec.data.train, members), simulator.spec.data.test
     if simulator.spec.episodes is not None:
         raise ValueError(f"{run} was trained on episodes: its network has no classes of its own to attack")
-    asked = {"shadows": shadows, "canaries": canaries, "invert": invert}
-    if experiment.resolve(config).is_for_texts and (given := [f"--{name}={value}" for name, value in asked.items() if value]):
-        raise ValueError(f"audit: {', '.join(given)}: of a run on texts the losses alone are attacked; leave this out")
+    if experiment.resolve(config).is_for_texts:
+        _check_texts(config, shadows, canaries, invert)
     if shadows:
         require_classes("audit: the likelihood ratio", simulator.spec.data.train.y, "leave --shadows out")
     if canaries:
@@ -111,6 +110,15 @@ def audit_run(
         results["inversion"] = attack(folder)
         write_json(folder / FILE, results)
     return results
+
+
+def _check_texts(config: Any, shadows: int, canaries: int, invert: str | None) -> None:
+    """Raises ValueError for attacks that need one array of inputs, or one class of each."""
+    writes = experiment.read_instructions(config).options is None
+    asked = {"shadows": shadows if writes else 0, "canaries": canaries, "invert": invert}
+    if given := [f"--{name}={value}" for name, value in asked.items() if value]:
+        attacked = "losses alone" if writes else "losses, alone or with --shadows,"
+        raise ValueError(f"audit: {', '.join(given)}: of a run on texts the {attacked} are attacked; leave this out")
 
 
 def _read_earlier(file: Path, results: dict[str, Any]) -> dict[str, Any]:

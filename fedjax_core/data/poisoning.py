@@ -160,6 +160,10 @@ def poison_clients(
 
 
 def _check_array(data: FederatedData) -> None:
+    if isinstance(data.train.x, dict):
+        raise ValueError(
+            "adversary.attack: label_flip and backdoor poison arrays of inputs, not texts; attacks on uplinks take any"
+        )
     require_classes("adversary.attack with poisoned examples", data.train.y, "attacks on what is sent need none")
     if not isinstance(data.train.x, np.ndarray) or locate_in_file(data.train.x):
         raise ValueError("adversary.attack: poisoned examples are appended to the others, so the data must be one array in memory")

@@ -15,6 +15,7 @@ from fedjax_core.training import local_training, optimizers
 from fedjax_core.training.adapters import AdapterConfig
 from fedjax_core.training.client_ranks import with_client_ranks
 
+SEND_MODELS = ("fedamp", "fedcac", "fedfomo")  # not their changes, which are 0 in what a client lacks
 OF_EPOCHS = ("epochs", "steps", "seconds")  # each in place of the method's option `epochs`
 
 
@@ -62,6 +63,9 @@ def parse_clients(fields: Mapping[str, Any], method: ResolvedSpec, adapter: Adap
         raise ValueError(f"clients.lr={given['lr']!r} needs optimizer.lr, of which it is a multiple")
     if "rank" in given:
         _check_rank(given["rank"], fields, adapter)
+        if method.origin == registry.BUILT_IN and method.name in SEND_MODELS:
+            what = "whose clients send models: the server would mix zeros into what clients of smaller ranks lack"
+            raise ValueError(f"clients.rank={given['rank']!r} and method {method.name!r}, {what}")
     if "seconds" in given and fields["devices.profile"] is None:
         raise ValueError(f"clients.seconds={given['seconds']!r} needs devices.profile, by which clients take time")
     # of settings by client, privacy.level="example" refuses all but the learning rate

@@ -20,7 +20,7 @@ from fedjax_core.experiment import lookup
 from fedjax_core.experiment.resolve_config import ResolvedConfig
 from fedjax_core.language import instruction_task as language
 from fedjax_core.task import Model
-from fedjax_core.training import metrics
+from fedjax_core.training import metrics, param_partition
 from fedjax_core.training.mixing_matrices import DIRECTED, OWN_GRAPHS
 from fedjax_core.uplink import attacks, robust_aggregation
 
@@ -46,6 +46,7 @@ def warn(
         *check_attack(resolved, returning, data.clients, attackers),
         *check_rule(resolved.rule, returning),
         *check_statistics(resolved.statistics, fresh),
+        *check_personal_layers(resolved, fresh),
         *check_precision(resolved),
         *check_source(resolved, data.name),
         *check_batch(resolved, data),
@@ -287,6 +288,22 @@ def check_source(resolved: ResolvedConfig, name: str) -> list[str]:
         return []
     what = "its vocabulary" if counts else "the mean and deviation of its targets"
     return [f"{name}: {what} is read from all clients' training examples, which epsilon does not cover"]
+
+
+def check_personal_layers(resolved: ResolvedConfig, fresh: Mapping[str, Model]) -> list[str]:
+    """Returns a warning of each network of which FedBN keeps no layer at the clients."""
+    method = resolved.method
+    if method.origin != registry.BUILT_IN or method.name != "fedbn":
+        return []
+    others = bool(method.option("others"))
+    select = param_partition.personal_normalization(others)
+    nets = {spec: jax.eval_shape(model.init, jax.random.key(0)) for spec, model in fresh.items()}
+    better = "take a network with normalization" if others else "others=True keeps group and layer normalization"
+    return [
+        f"method 'fedbn' keeps no layer of {spec} at a client, so it is fedavg; {better}"
+        for spec, net in nets.items()
+        if not any(jax.tree.leaves(select(net)))
+    ]
 
 
 def check_precision(resolved: ResolvedConfig) -> list[str]:

@@ -110,11 +110,15 @@ def personal_normalization(others: bool = False) -> Selection:
     """Selects batch normalization: all statistics, with the scales and biases of the same layers.
 
     With `others` also layers without statistics (group, layer normalization), which have "norm" in
-    their name.
+    their name, or vectors alone and a "scale" among them.
     """
 
     def select(net: Net) -> Net:
         layers = {_names(path)[:-1] for path, _ in jax.tree_util.tree_leaves_with_path(net.stats)}
+        if others:
+            leaves = [(_names(path), leaf.ndim) for path, leaf in jax.tree_util.tree_leaves_with_path(net.params)]
+            scaled = {path[:-1] for path, _ in leaves if path[-1] == "scale"}
+            layers |= scaled - {path[:-1] for path, axes in leaves if axes != 1}
         is_norm = lambda path: others and any("norm" in str(name).lower() for name in path[:-1])
         params = _select(lambda path: path[:-1] in layers or is_norm(path), net.params)
         return Net(params, jax.tree.map(lambda _: True, net.stats))

@@ -6,6 +6,7 @@ import pytest
 
 from configs import base
 from fedjax_core import experiment
+from fedjax_core.experiment import client_options
 from fedjax_core.storage.json_files import read_json, read_jsonl
 from tests import toy
 
@@ -59,6 +60,14 @@ def test_methods_without_such_an_option():
         experiment.resolve(settings)
     with pytest.raises(ValueError, match="fedgen: its server assumes one number of epochs"):
         experiment.build(config({"steps": 3}, name="fedgen"), toy.data())
+
+
+@pytest.mark.parametrize("name", client_options.SEND_MODELS)
+def test_ranks_and_methods_whose_clients_send_models(name):
+    settings = config({"rank": 4}, name=name)
+    settings.models, settings.adapter = ("vit(patch=4, width=8, depth=1, heads=2)",), "lora(rank=8)"
+    with pytest.raises(ValueError, match=f"clients.rank=4 and method '{name}', whose clients send models: the server would mix"):
+        experiment.resolve(settings)
 
 
 def test_ranks_that_a_network_does_not_have():

@@ -239,6 +239,24 @@ def test_local_statistics_without_any_are_warned_of(caplog, models, warns):
 
 
 @pytest.mark.parametrize(
+    ("models", "others", "said"),
+    [
+        (("mlp(widths=(4,))",), False, "others=True keeps group and layer normalization"),
+        (("mlp(widths=(4,))",), True, "take a network with normalization"),
+        (("resnet8(width=4, norm='group')",), False, "others=True keeps group and layer normalization"),
+        (("resnet8(width=4, norm='group')",), True, None),
+        (("resnet8(width=4)",), False, None),
+    ],
+)
+def test_fedbn_without_personal_layers_is_reported(models, others, said, caplog):
+    config = experiment.load_config("fedbn:smoke")
+    config.models, config.method.others = models, others
+    experiment.build(config)
+    lines = [line for line in caplog.messages if line.startswith(f"method 'fedbn' keeps no layer of {models[0]} at a client")]
+    assert [line.rpartition("; ")[2] for line in lines] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
     ("topology", "size", "devices", "why"),
     [
         ("ring", 8, "down=1e6", "links of absent clients are left out"),

@@ -9,6 +9,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import Cohort, Net
+from fedjax_core.training import local_training
 from methods.fedamp import cosine_similarities, fedamp, squared_distances
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
@@ -128,6 +129,16 @@ class FedAMPTest(chex.TestCase):
         np.testing.assert_allclose(
             cosine_similarities(stacked), [[a @ b / np.linalg.norm(a) / np.linalg.norm(b) for b in w] for a in w], rtol=1e-5
         )
+
+    def test_far_models_are_mixed_by_the_nearest(self):
+        """Where exp(-sigma) is 0 in float32: the softmax of cosines has a finite largest entry."""
+        w = [np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([-1.0, 0.2])]
+        update = fedamp(
+            toy.task(), optimizer=local_training.sgd(0.1), attention="cosine", sigma=200.0, own_weight=0.3
+        ).server_update
+        cohort = Cohort(jnp.arange(3), jnp.full(3, 5))
+        clouds = np.asarray(update(jnp.zeros((3, 2)), jnp.asarray(np.stack(w), jnp.float32), cohort, jax.random.key(0))[0])
+        np.testing.assert_allclose(clouds, by_cosine(w, 200.0, 0.3) @ np.stack(w), atol=1e-5)
 
     def test_what_travels(self):
         shapes = toy.reference("fedamp")[0].spec.shapes

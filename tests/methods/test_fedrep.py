@@ -56,6 +56,10 @@ class FedRepTest(chex.TestCase):
             with self.assertRaisesRegex(ValueError, f"^{name}=-1 must be at least 0$"):
                 simulate(made(fedrep, **{name: -1}))
 
+    def test_without_a_head_none_is_fine_tuned(self):
+        with self.assertRaisesRegex(ValueError, r"^personal=\(\) and finetune_epochs=1: there is no head to fine-tune"):
+            simulate(made(fedrep, personal=(), finetune_epochs=1))
+
     def test_what_travels(self):
         shapes = toy.reference("fedrep")[0].spec.shapes
         self.assertEqual((shapes.down, shapes.up), (4 * (36 + 5), 4 * (36 + 5)))

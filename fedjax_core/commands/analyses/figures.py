@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from fedjax_core.algorithm import select_examples
 from fedjax_core.commands.analyses.context import AnalysisContext, RunLoader, features_suffix, run_labels, runs_with_prefixes
 from fedjax_core.reporting import analysis, plots, reporter
 from fedjax_core.reporting.evenly_spaced import space_evenly
@@ -114,7 +115,7 @@ def draw_knowledge(context: AnalysisContext, load: RunLoader) -> list[Path]:
             classes = np.flatnonzero(known)
             views["global"] = (simulation.client_view(state, client), np.asarray(state.server.knowledge)[classes], classes)
         for name_of_view, (view_shown, landmarks, classes) in views.items():
-            outputs = analysis.compute_outputs(view_shown, model, x[rows], simulation.spec.batches.test)
+            outputs = analysis.compute_outputs(view_shown, model, select_examples(x, rows), simulation.spec.batches.test)
             points = outputs["logits"] if outputs["logits"].shape[1] == landmarks.shape[1] else outputs["features"]
             places = analysis.embed_by_tsne(np.concatenate([points, landmarks]), context.seed)
             embedded = places[: len(rows)], y[rows], places[len(rows) :], classes

@@ -84,7 +84,8 @@ def augment_batch(augment: Augment) -> Augment:
 
     def augment_batch(key: Array, images: Array) -> Array:
         if images.ndim != 4:
-            raise ValueError(f"augmentation is for images [H, W, C], these examples are {list(images.shape[1:])}; set augment=None")
+            what = f"augmentation is for images [H, W, C], these examples are {list(images.shape[1:])}"
+            raise ValueError(f"{what}; set augment=None, or FedPFT's contrast.augment=''")
         if images.dtype == jnp.uint8:
             images = images.astype(jnp.float32) / 255
         keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(len(images)))

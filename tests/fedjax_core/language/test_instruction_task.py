@@ -241,8 +241,15 @@ def test_of_texts_the_losses_are_attacked_and_classes_are_refused(config, tmp_pa
     found = audit.audit_run(tmp_path, out=tmp_path / "audit")
     assert found["loss"]["members"] == sum(map(len, sim.spec.data.train_index))
     for more in ({"shadows": 4}, {"canaries": 2}, {"invert": "cosine"}):
-        with pytest.raises(ValueError, match=f"audit: --{next(iter(more))}=.*: of a run on texts the losses alone are attacked"):
+        with pytest.raises(ValueError, match=f"audit: --{next(iter(more))}=.*: of a run on texts the losses alone are"):
             audit.audit_run(tmp_path, out=tmp_path / "audit", **more)
+    scored = config("bert", name="fedit", batch=4)
+    monkeypatch.setattr(experiment, "load", lambda run, done=None, trust=False: (scored, experiment.build(scored), state))
+    with pytest.raises(ValueError, match=r"audit: --canaries=2: of a run on texts the losses, alone or with --shadows, are"):
+        audit.audit_run(tmp_path, out=tmp_path / "audit", shadows=4, canaries=2)
+    asked.adversary.update(attack="label_flip", fraction=0.5)
+    with pytest.raises(ValueError, match="label_flip and backdoor poison arrays of inputs, not texts"):
+        experiment.build(asked)
     for analyse in (analysis.compute_class_accuracies, analysis.score_probe, analysis.score_match):
         with pytest.raises(ValueError, match="needs one class per example, and this model writes texts; the analysis 'rouge'"):
             analyse(sim, state)

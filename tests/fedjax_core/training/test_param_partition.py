@@ -86,6 +86,13 @@ class PersonalTest(chex.TestCase):
         self.assertEqual(mine, {path for path in paths(net) if "norm" in path})
         self.assertEqual(len(mine), 2 * 9)
 
+    def test_normalisation_of_another_name_is_known_by_its_scale(self):
+        layer = {"scale": jnp.ones(3), "bias": jnp.zeros(3)}
+        adapter = {"scale": jnp.ones(3), "kernel": jnp.ones((3, 3))}
+        net = Net({"ln": layer, "block": {"rms": {"scale": jnp.ones(3)}}, "dense": adapter, "head": {"bias": jnp.zeros(3)}}, {})
+        mine = paths(param_partition.split_net(net, param_partition.personal_normalization(others=True))[1])
+        self.assertEqual(mine, {"params.ln.scale", "params.ln.bias", "params.block.rms.scale"})
+
     def test_deltas_of_parts_are_parts(self):
         net = toy.model().init(jax.random.key(0))
         shared, _ = param_partition.split_net(net, param_partition.personal_entries("head"))
