@@ -30,6 +30,10 @@ TASKS = {"classification": lambda: None, "episodes": few_shot.EpisodeSampler}
 NOT_LOCAL = ("finetune_epochs", "server_epochs")  # options of methods: epochs of no client's local training
 NOT_FOR_TEXTS = {"augment": None, "public": None, "weights": None, "task": "classification", "train": "all"}
 NOT_FOR_TEXTS |= dict.fromkeys(f"data.{name}" for name in ("size", "examples", "long_tail", "test_split", "test_examples"))
+OF_CLASSES = (  # methods that count classes, compare examples of one, or exchange knowledge of them
+    *("fedgen", "fedgh", "fedhe", "fedhpl", "fedlc", "fednh", "fedpac"),
+    *("fedproto", "fedproto_g", "fedrcl", "fedrod", "fedskc", "fedtgp"),
+)
 FOR_CLIP = {"train": "prompts", "normalise": "clip", "task": "classification", "weights": None, "public": None, "adapter": None}
 
 
@@ -255,6 +259,13 @@ def _check_local_epochs(method: ResolvedSpec) -> None:
         raise ValueError(f"{options} trains nothing; {'it' if len(numbers) == 1 else 'one of them'} must be at least 1")
 
 
+def _check_classes_of_texts(method: registry.ResolvedSpec) -> None:
+    """Raises ValueError for a method whose clients have classes in common."""
+    if method.origin == registry.BUILT_IN and method.name in OF_CLASSES:
+        what = "counts, compares or sends classes that all examples share, and instructions have none"
+        raise ValueError(f"method {method.name!r} {what}: an answer is a place in its question's list of options, or a text")
+
+
 def _check_combination(resolved: ResolvedConfig) -> None:
     """Raises ValueError for texts with options of images, or the other way round; and for episodes
     with validation examples or unseen clients."""
@@ -285,6 +296,7 @@ def _check_combination(resolved: ResolvedConfig) -> None:
         raise ValueError(f"{what}: stale clients answer for the public examples of an earlier round; set method.align=None")
     if not for_texts:
         return
+    _check_classes_of_texts(resolved.method)
     for name, only in NOT_FOR_TEXTS.items():
         if fields[name] != only:
             here = "; the source has examples= and test_examples=" if name.endswith("examples") else ""

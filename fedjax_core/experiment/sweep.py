@@ -89,6 +89,10 @@ def _is_interrupted(outcome: Outcome) -> bool:
 
 def _run_in_turn(runs: Sequence[Run], progress: bool | None, data: FederatedData | None, say: Say) -> Iterator[dict[int, Outcome]]:
     """Yields the outcomes, by index, of one run or of runs that trained together."""
+    apart = [run for run in runs if seeds_at_once(run.config) > 1 and _draws_frozen_arrays(run.config)]
+    if len(apart) > 1:
+        lanes = seeds_at_once(apart[0].config)
+        say(f"plan.lanes={lanes}: runs go one after another, because each seed draws the frozen parts of its network")
     for group in group_seeds([run.config for run in runs]):
         if len(group) == 1:
             yield {group[0]: _execute(runs[group[0]], progress, data)}
@@ -221,10 +225,14 @@ def seeds_at_once(config: Config) -> int:
 def _make_seedless_key(config: Config) -> str:
     """Returns a key that seeds which share a program have in common."""
     fields = to_json_values(config.to_dict())
-    try:
-        drawn = has_random_frozen_arrays(resolve(config))
-    except Exception:  # which `check_config` reports for each run
-        drawn = False
-    if not drawn:
+    if not _draws_frozen_arrays(config):
         del fields["seed"]
     return json.dumps(fields, sort_keys=True)
+
+
+def _draws_frozen_arrays(config: Config) -> bool:
+    """Returns whether frozen parts of a network depend on the seed."""
+    try:
+        return has_random_frozen_arrays(resolve(config))
+    except Exception:  # which `check_config` reports for each run
+        return False

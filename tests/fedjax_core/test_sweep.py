@@ -102,6 +102,19 @@ def test_where_seeds_cannot_share_a_program_nothing_is_on_the_devices(tmp_path, 
     assert len(made_so_far) == 1
 
 
+def test_seeds_that_draw_frozen_parts_go_one_after_another_and_a_line_says_why(monkeypatch):
+    """A transformer with an adapter, of which the seed draws the frozen kernels; one seed alone needs no line."""
+    monkeypatch.setattr(sweep, "execute", lambda config, workdir, *rest, **named: workdir)
+    configs = [made(seed) for seed in range(2)]
+    for config in configs:
+        config.models, config.adapter = ("vit(patch=4, width=8, depth=1, heads=2)",), "lora(rank=2)"
+    runs, said = [experiment.Run(config, str(i)) for i, config in enumerate(configs)], []
+    assert experiment.execute_all(runs[:1], False, say=said.append) == ["0"]
+    assert not said
+    assert experiment.execute_all(runs, False, say=said.append) == ["0", "1"]
+    assert said == ["plan.lanes=3: runs go one after another, because each seed draws the frozen parts of its network"]
+
+
 def test_each_config_is_checked_and_runs_of_one_plan_train_together(tmp_path, monkeypatch, data):
     """Two directories have another plan than is chosen now, one has that one, one is new, and one has a wrong seed."""
     configs = [made(seed) for seed in range(5)]

@@ -18,6 +18,7 @@ from fedjax_core import experiment
 from fedjax_core.audit import membership
 from fedjax_core.commands import analyze, audit
 from fedjax_core.commands.analyses import scalar_metrics
+from fedjax_core.experiment import resolve_config
 from fedjax_core.language import generation, instruction_data, length_bucketing, load_pretrained
 from fedjax_core.language import instruction_task as language
 from fedjax_core.language.models import bert, decoder
@@ -430,6 +431,13 @@ def test_the_score_is_that_of_the_chosen_option():
     np.testing.assert_allclose((total, weight), (0.7, 2))
 
 
+@pytest.mark.parametrize("name", resolve_config.OF_CLASSES)
+def test_methods_of_classes_refuse_instructions(config, name):
+    for model in ("bert", "llama"):
+        with pytest.raises(ValueError, match=f"method '{name}' counts, compares or sends classes that all examples share"):
+            experiment.resolve(config(model, name=name))
+
+
 def test_what_does_not_go_together_is_refused(config):
     made = functools.partial(config, "bert", name="fedit")
     for change, message in (
@@ -448,9 +456,8 @@ def test_what_does_not_go_together_is_refused(config):
         asked.update_from_flattened_dict(change)
         with pytest.raises(ValueError, match=message):
             experiment.build(asked)
-    for method in ("fedntd", "fedlc"):
-        with pytest.raises(ValueError, match="with a network that writes texts, take a method that reads no classes"):
-            experiment.build(config("llama", name=method))
+    with pytest.raises(ValueError, match="with a network that writes texts, take a method that reads no classes"):
+        experiment.build(config("llama", name="fedntd"))
     plain = config("llama", name="qfedavg")
     plain.optimizer.update(name="sgd", anneal=None)
     experiment.build(plain)
