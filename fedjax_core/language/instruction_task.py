@@ -172,7 +172,7 @@ def _prepare_data(
         raise ValueError(f"limit={spec.limit} is too much for {model.name}: it takes at most {model.context} tokens")
     name_kind = lambda row: row.dataset if source.tested == "left_out" else row.task
     kinds = tuple(dict.fromkeys(map(name_kind, divided.test)))
-    kind, kind_of_train = (
+    test_kinds, train_kinds = (
         np.array([kinds.index(name) if name in kinds else -1 for name in map(name_kind, rows)], np.int32)
         for rows in (divided.test, divided.train)
     )
@@ -181,9 +181,9 @@ def _prepare_data(
             raise ValueError(f"template={spec.template!r}, pack={spec.pack}: an encoder has neither; they are a language model's")
         data, options = instruction_data.build_option_data(divided, tokenizer, spec.limit, long=spec.long)
         choices = data.train.x["options"].shape[1]
-        of_train = {"kind": kind_of_train, "rouge1": _score_options(divided.train, choices)}
-        data_with_scores = _add_entries(data, of_train, {"kind": kind, "rouge1": _score_options(divided.test, choices)})
-        return PreparedTask(data_with_scores, model, options, spec, folder, divided, kinds, _widths(data, divided, kind))
+        of_train = {"kind": train_kinds, "rouge1": _score_options(divided.train, choices)}
+        data_with_scores = _add_entries(data, of_train, {"kind": test_kinds, "rouge1": _score_options(divided.test, choices)})
+        return PreparedTask(data_with_scores, model, options, spec, folder, divided, kinds, _widths(data, divided, test_kinds))
     if spec.temperature != option_scoring.TEMPERATURE:
         raise ValueError(f"temperature={spec.temperature}: a language model has none; it divides an encoder's scores of options")
     if not model.stop:
@@ -192,10 +192,10 @@ def _prepare_data(
         check_tokens(model.stop[0], model.vocabulary, model.name, where=f"{folder}: eos_token_id: ")
     how = {"long": spec.long, "template": _read_template(folder, spec), "pack": spec.pack, "stop": model.stop}
     data = instruction_data.build_generation_data(divided, tokenizer, spec.limit, model.stop[0], **how)
-    widths = () if spec.pack else _widths(data, divided, kind)  # packed texts fill their rows
-    by_set = dict(zip([row.dataset for row in divided.train], kind_of_train, strict=True))
-    packed_kind = np.array([by_set[data.class_names[y]] for y in data.train.y], np.int32)
-    data_with_kinds = _add_entries(data, {"kind": packed_kind}, {"kind": kind})
+    widths = () if spec.pack else _widths(data, divided, test_kinds)  # packed texts fill their rows
+    by_set = dict(zip([row.dataset for row in divided.train], train_kinds, strict=True))
+    packed_kinds = np.array([by_set[data.class_names[y]] for y in data.train.y], np.int32)
+    data_with_kinds = _add_entries(data, {"kind": packed_kinds}, {"kind": test_kinds})
     return PreparedTask(data_with_kinds, model, None, spec, folder, divided, kinds, widths)
 
 
