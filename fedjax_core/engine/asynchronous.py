@@ -24,7 +24,7 @@ from fedjax_core.devices.durations import count_awaited
 from fedjax_core.devices.schedules import Schedule
 from fedjax_core.engine.arrival_windows import Arrivals, Asynchrony, ClientArrival
 from fedjax_core.engine.client_sampler import ClientSampler
-from fedjax_core.engine.client_sampling import FixedSampler, PoissonSampler
+from fedjax_core.engine.client_sampling import is_known_ahead
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.simulation_spec import SimulationSpec, State
 from fedjax_core.training.adapters import truncate_adapters
@@ -69,7 +69,7 @@ def add_schedule(
         raise ValueError(f"{given} and devices.availability: rounds of availability are those of a synchronous server")
     if devices is not None and (devices.deadline is not None or devices.wait_for is not None):
         raise ValueError(f"{given} and devices.deadline or devices.wait_for: the schedule's buffer says for whom the server waits")
-    if not (isinstance(sampler, FixedSampler | PoissonSampler) and sampler.accounting):
+    if not is_known_ahead(sampler):
         raise ValueError(f"{given} samples its clients before training; cohort.sampling must be 'fixed', 'cyclic' or 'poisson'")
     if spec.plan.model > 1:
         raise ValueError(f"{given} and plan.model={spec.plan.model}: the ring of broadcasts is not divided over devices")

@@ -8,6 +8,7 @@ buffers of streamed examples and the privacy ledger read what they need from it.
 import dataclasses
 import functools
 import math
+from typing import TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -145,6 +146,11 @@ def make_sampler(sampling: str, cohort: int | float | None, population: int) -> 
     for method, arguments in CALLS.items():
         registry.positional_names(f"cohort.sampling={sampling!r}: {method}", getattr(sampler, method), arguments)
     return sampler
+
+
+def is_known_ahead(sampler: ClientSampler) -> TypeGuard[FixedSampler | PoissonSampler]:
+    """Returns whether cohorts are drawn without the run's results, so that `draw_rounds` may draw them before."""
+    return isinstance(sampler, FixedSampler | PoissonSampler) and sampler.accounting != ""
 
 
 @functools.partial(jax.jit, static_argnames=("sampler", "number"))

@@ -62,10 +62,7 @@ def parse_clients(fields: Mapping[str, Any], method: ResolvedSpec, adapter: Adap
     if "lr" in given and "optimizer.lr" not in fields:
         raise ValueError(f"clients.lr={given['lr']!r} needs optimizer.lr, of which it is a multiple")
     if "rank" in given:
-        _check_rank(given["rank"], fields, adapter)
-        if method.origin == registry.BUILT_IN and method.name in SEND_MODELS:
-            what = "whose clients send models: the server would mix zeros into what clients of smaller ranks lack"
-            raise ValueError(f"clients.rank={given['rank']!r} and method {method.name!r}, {what}")
+        _check_rank(given["rank"], fields, method, adapter)
     if "seconds" in given and fields["devices.profile"] is None:
         raise ValueError(f"clients.seconds={given['seconds']!r} needs devices.profile, by which clients take time")
     # of settings by client, privacy.level="example" refuses all but the learning rate
@@ -80,13 +77,16 @@ def parse_clients(fields: Mapping[str, Any], method: ResolvedSpec, adapter: Adap
     return ClientOptions(specs, method.option("epochs"), method.option("batch"), fields.get("optimizer.lr"), rank, is_partial)
 
 
-def _check_rank(rank: float | str, fields: Mapping[str, Any], adapter: AdapterConfig | None) -> None:
+def _check_rank(rank: float | str, fields: Mapping[str, Any], method: ResolvedSpec, adapter: AdapterConfig | None) -> None:
     """Raises ValueError where clients cannot have ranks of their own."""
     given = f"clients.rank={rank!r}"
     if adapter is None:
         raise ValueError(f"{given} needs adapter, such as 'lora(rank=8)', of which clients train a part")
     if not isinstance(rank, str) and rank > adapter.rank:
         raise ValueError(f"{given} must be at most the rank of adapter={fields['adapter']!r}, {adapter.rank}")
+    if method.origin == registry.BUILT_IN and method.name in SEND_MODELS:
+        what = "whose clients send models: the server would mix zeros into what clients of smaller ranks lack"
+        raise ValueError(f"{given} and method {method.name!r}, {what}")
     if fields["compression.uplink"] is not None:
         what = f"compression.uplink={fields['compression.uplink']!r}"
         raise ValueError(f"{given} and {what}: compressed uplinks have one size for all clients")

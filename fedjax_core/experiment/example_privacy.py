@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from fedjax_core.engine import information_flow
-from fedjax_core.engine.client_sampling import FixedSampler, PoissonSampler, draw_rounds
+from fedjax_core.engine.client_sampling import FixedSampler, PoissonSampler, draw_rounds, is_known_ahead
 from fedjax_core.engine.simulation_spec import SimulationSpec
 from fedjax_core.engine.streams import stream_key
 from fedjax_core.experiment.resolve_config import ResolvedConfig
@@ -88,7 +88,7 @@ def account_examples(resolved: ResolvedConfig, spec: SimulationSpec, recorded: M
     """
     if spec.example_privacy is None or resolved.privacy is None:
         return None
-    if not (isinstance(spec.sampler, FixedSampler | PoissonSampler) and spec.sampler.accounting):
+    if not is_known_ahead(spec.sampler):
         raise ValueError(
             f"cohort.sampling={resolved.sampling!r} and privacy.level='example': participations are counted before training; "
             "'fixed', 'cyclic' and 'poisson' draw them without its results"

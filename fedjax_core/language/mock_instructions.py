@@ -1,6 +1,5 @@
 """Instructions and language models as shapes alone; at most a folder's config.json is read."""
 
-import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -67,8 +66,7 @@ def mock_prepared(source: Source, clients: int, spec: Spec, sizes: Sizes) -> Pre
     names = tuple(f"option {i + 1}" for i in range(sizes.answer)) if is_encoder else tuple(f"set {i}" for i in range(clients))
     train = [np.arange(i, rows, clients, dtype=np.int32) for i in range(clients)]
     test = [np.arange(i, sizes.test_rows, clients, dtype=np.int32) for i in range(clients)]
-    data = federated_data.from_index(Dataset("texts", examples(rows, False), examples(sizes.test_rows, False), names), train, test)
-    data = dataclasses.replace(data, test=examples(sizes.test_rows, True))
+    data = federated_data.from_index(Dataset("texts", examples(rows, False), examples(sizes.test_rows, True), names), train, test)
     tokens = np.broadcast_to(np.zeros((), np.int32), (sizes.answer, spec.limit))
     options = {"tokens": tokens, "mask": tokens == 0} if is_encoder else None
     divided = instruction_data.LeaveOneOutSplit([], [], tuple(train), tuple(test), names)

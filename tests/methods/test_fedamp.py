@@ -131,7 +131,7 @@ class FedAMPTest(chex.TestCase):
         )
 
     def test_far_models_are_mixed_by_the_nearest(self):
-        """Where exp(-sigma) is 0 in float32: the softmax of cosines has a finite largest entry."""
+        """As in the loop, although exp(-sigma) is 0 in float32."""
         w = [np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([-1.0, 0.2])]
         update = fedamp(
             toy.task(), optimizer=local_training.sgd(0.1), attention="cosine", sigma=200.0, own_weight=0.3
