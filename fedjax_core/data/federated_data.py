@@ -413,7 +413,10 @@ def _divide(dataset: Dataset, scheme: registry.ResolvedSpec, clients: int | None
     kept = None
     if long_tail is not None:
         require_classes(f"long_tail={long_tail}", dataset.train.y, "leave it out")
-        kept = partition.long_tail(dataset.train.y, seed, rho=long_tail)
+        try:
+            kept = partition.long_tail(dataset.train.y, seed, rho=long_tail)
+        except ValueError as error:
+            raise ValueError(f"long_tail={long_tail}: {error}") from error
         columns = {key: None if values is None else values[kept] for key, values in columns.items()}
     columns |= {"test_labels": stratify(dataset.test.y), "test_domains": dataset.test_domains, "test_ids": dataset.test_clients}
     train, test = partition.divide(scheme, columns, clients, seed)

@@ -36,6 +36,7 @@ from fedjax_core.engine.simulation_spec import (
 from fedjax_core.training.few_shot import EpisodeSampler
 from fedjax_core.training.private_gradient import ExamplePrivacy
 from fedjax_core.uplink import UplinkTransform, order_transforms, wrap_builder
+from fedjax_core.uplink.layout import LEAVE_OUT
 from fedjax_core.uplink.staleness import weight_stale
 
 
@@ -90,7 +91,8 @@ def build_spec(
     with contracts.explain_missing_head(groups):
         tasks = tuple(group.task.bound_arrays for group in groups)
         refused = {"devices": client_devices, "schedule": schedule, "clients": client_settings, "dropout": dropout or None}
-        groups, data, is_pooled = _prepare_groups(groups, data, refused, bool(transforms) or leave_out)
+        changes_uplinks = [transform.label for transform in transforms] + [LEAVE_OUT] * leave_out
+        groups, data, is_pooled = _prepare_groups(groups, data, refused, changes_uplinks)
         contracts.validate_settings(
             groups,
             data.clients,
@@ -144,7 +146,7 @@ def build_spec(
 
 
 def _prepare_groups(
-    groups: Sequence[Group], data: FederatedData, refused: Mapping[str, Any], changes_uplinks: bool
+    groups: Sequence[Group], data: FederatedData, refused: Mapping[str, Any], changes_uplinks: Sequence[str]
 ) -> tuple[list[Group], FederatedData, bool]:
     """Returns the groups, whose tasks know each other, the data, and whether the method is pooled; see `_check_pooled`."""
     groups = with_peer_groups(with_abstract_frozen_params(groups))
@@ -194,17 +196,17 @@ def _add_transforms(spec: SimulationSpec, transforms: Sequence[UplinkTransform],
     return dataclasses.replace(spec, shapes=contracts.trace_shapes(spec))
 
 
-def _check_pooled(refused: Mapping[str, Any], changes_uplinks: bool) -> None:
+def _check_pooled(refused: Mapping[str, Any], changes_uplinks: Sequence[str]) -> None:
     """Raises ValueError for what a pooled method goes without.
 
     Args:
       refused: entries of a config by name; None: not given.
-      changes_uplinks: whether something would change what clients send.
+      changes_uplinks: what would change what clients send, as messages name it.
     """
     if given := [f"config.{name}" for name, value in refused.items() if value is not None]:
         raise ValueError(f"a pooled method has no clients, so it goes without {', '.join(given)}")
     if changes_uplinks:
-        raise ValueError("a pooled method has no clients that send something; it goes without attacks, rules, compression, privacy")
+        raise ValueError(f"{', '.join(changes_uplinks)}: a pooled method has no clients that send something")
 
 
 def _pool(groups: Sequence[Group], data: FederatedData) -> tuple[list[Group], FederatedData]:

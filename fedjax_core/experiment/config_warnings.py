@@ -45,7 +45,7 @@ def warn(
     lines = [
         *check_attack(resolved, returning, data.clients, attackers),
         *check_rule(resolved.rule, returning),
-        *check_statistics(resolved.statistics, fresh),
+        *check_statistics(resolved.statistics, fresh, any(network.file for network in resolved.networks)),
         *check_personal_layers(resolved, fresh),
         *check_precision(resolved),
         *check_source(resolved, data.name),
@@ -348,14 +348,16 @@ def check_rule(rule: Sequence[registry.ResolvedSpec], returning: int) -> list[st
     return lines
 
 
-def check_statistics(mode: str, fresh: Mapping[str, Model]) -> list[str]:
+def check_statistics(mode: str, fresh: Mapping[str, Model], has_files: bool) -> list[str]:
     """Returns a warning of frozen batch normalisation in networks that begin from no file, which never
-    normalises; and of local statistics where no network has any."""
+    normalises; and of frozen or local statistics where no network has any."""
     if mode == "average":
         return []
     stats = {spec: jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)).stats) for spec, model in fresh.items()}
+    if not has_files and not any(stats.values()):
+        effects = {"local": "nothing stays with a client; scores are those of 'personal' models", "freeze": "nothing is frozen"}
+        return [f"statistics={mode!r}: no network has batch normalisation, so that {effects[mode]}"]
     if mode == "local":
-        what = "no network has batch normalisation, so that nothing stays with a client; scores are those of 'personal' models"
-        return [f"statistics='local': {what}"] if fresh and not any(stats.values()) else []
+        return []
     why = "keeps mean 0 and variance 1, as it began; give weights, or statistics='average'"
     return [f"statistics='freeze': batch normalisation of {spec}, which has no weights, {why}" for spec in fresh if stats[spec]]

@@ -267,11 +267,14 @@ def _check_classes_of_texts(method: registry.ResolvedSpec) -> None:
 
 
 def _check_combination(resolved: ResolvedConfig) -> None:
-    """Raises ValueError for texts with options of images, or the other way round; and for episodes
-    with validation examples or unseen clients."""
+    """Raises ValueError for texts with options of images, or the other way round; for episodes with
+    validation examples or unseen clients; and for a patience without a score."""
     fields, for_texts = resolved.fields, resolved.is_for_texts
     if resolved.episodes is not None and resolved.data.validation is not None:
         raise ValueError(f"data.validation={resolved.data.validation} is of plain examples; task={fields['task']!r} has none")
+    if resolved.run.patience is not None and resolved.run.select is None:
+        needs = "needs evaluation.select, such as 'validation/global/accuracy'"
+        raise ValueError(f"evaluation.patience={resolved.run.patience} {needs}")
     if resolved.data.unseen is not None and (for_texts or resolved.episodes is not None):
         why = "instructions have unseen tasks" if for_texts else "episodes are of unseen classes, and of no client"
         raise ValueError(f"data.unseen_clients={resolved.data.unseen} is for clients with labelled examples of their own; {why}")

@@ -16,12 +16,13 @@ from fedjax_core.devices.client_values import SETTINGS
 from fedjax_core.engine.sharding.data_placement import PLACES
 from fedjax_core.engine.simulation_spec import SCOPES
 from fedjax_core.option_types import AtLeastOne, BelowOne, Fraction, Part, PositiveFraction, Seed, one_of
-from fedjax_core.privacy import ACCOUNTANTS, budget
+from fedjax_core.privacy import ACCOUNTANTS, MAX_MULTIPLIER, budget
 from fedjax_core.run import early_stopping
 from fedjax_core.uplink import compression
 
 Config = Any  # an ml_collections.ConfigDict as configs/base.py makes it; type checkers do not know its fields
 Below = Annotated[float, option_types.Limit("in (0, 1)", lambda v: 0 < v < 1)]
+Noise = Annotated[float, option_types.Limit(f"in (0, {MAX_MULTIPLIER:g}]", lambda v: 0 < v <= MAX_MULTIPLIER)]
 Pixels = Annotated[int, option_types.Limit("in [1, 4096]", lambda v: 1 <= v <= 4096)]
 
 
@@ -109,7 +110,7 @@ FIELDS: dict[str, Any] = {
     "privacy.mechanism": str | None,
     "privacy.level": or_none(Annotated[str, one_of(*budget.LEVELS)]),
     "privacy.clip": or_none(option_types.Positive),
-    "privacy.noise": or_none(option_types.Positive),
+    "privacy.noise": or_none(Noise),
     "privacy.epsilon": or_none(option_types.Positive),
     "privacy.delta": or_none(Below),
     "privacy.cohort": or_none(AtLeastOne),

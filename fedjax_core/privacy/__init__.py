@@ -6,7 +6,7 @@ losses, scores and counts that a run logs are computed on the clients' data with
 not part of it.
 """
 
-from fedjax_core.privacy.accounting import ACCOUNTANTS, Release, calibrate_noise, compute_epsilon
+from fedjax_core.privacy.accounting import ACCOUNTANTS, MAX_MULTIPLIER, Release, calibrate_noise, compute_epsilon
 from fedjax_core.privacy.budget import PrivacyConfig, PrivacyLedger, build_privacy_config, missing_settings
 from fedjax_core.privacy.distributed_noise import INTEGER_SUMS, IntegerSum
 from fedjax_core.privacy.example_level import ExampleLedger, make_example_ledger
@@ -15,6 +15,7 @@ from fedjax_core.privacy.matrix_factorization import STRATEGIES, Participation, 
 __all__ = [
     "ACCOUNTANTS",
     "INTEGER_SUMS",
+    "MAX_MULTIPLIER",
     "STRATEGIES",
     "ExampleLedger",
     "IntegerSum",

@@ -41,6 +41,7 @@ INTERVAL = 1e-3
 # Largest numbers of points of a discretised loss, for one round and for all: seconds each.
 MAX_POINTS_PER_ROUND, MAX_POINTS = 5 * 10**5, 2 * 10**8
 RESOLUTION = 1e-4  # calibrated multipliers are rounded up to it
+MAX_MULTIPLIER = 1e6  # divergences of larger ones underflow
 
 
 class Release(NamedTuple):
@@ -228,7 +229,7 @@ def calibrate_noise(release: Release, wanted: float, delta: float, rounds: int, 
         high = low = 1.0
     while spent(high) > wanted:
         low, high = high, high * 2
-        if high > 1e6:
+        if high > MAX_MULTIPLIER:
             raise ValueError(f"no noise multiplier below 1e6 gives epsilon {wanted:g} at delta {delta:g} after {rounds} rounds")
     while low > RESOLUTION and spent(low) <= wanted:
         low, high = low * 0.9 if accountant == "pld" else low / 2, low

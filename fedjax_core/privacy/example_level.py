@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_core.privacy.accounting import RESOLUTION, Release, choose_accountant, compute_epsilon, import_library
+from fedjax_core.privacy.accounting import MAX_MULTIPLIER, RESOLUTION, Release, choose_accountant, compute_epsilon, import_library
 from fedjax_core.privacy.budget import PrivacyConfig, last_of_octave_part
 
 SIZE_RATIO = 1.1  # of clients that are bounded together
@@ -69,7 +69,7 @@ class ExampleLedger(NamedTuple):
         low, high = 0.0, 1.0
         while spent(high) > wanted:
             low, high = high, 2 * high
-            if high > 1e6:
+            if high > MAX_MULTIPLIER:
                 raise ValueError(f"no noise multiplier below 1e6 gives epsilon {wanted:g} at delta {self.delta:g}")
         while high - low > RESOLUTION / 2:
             middle = (low + high) / 2

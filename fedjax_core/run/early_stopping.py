@@ -43,7 +43,7 @@ class BestRound:
         """Checks that evaluations have the score.
 
         Raises:
-          ValueError: they do not; or there is a patience without a score.
+          ValueError: they do not.
         """
         if by is not None:
             if not simulator.spec.has_validation:
@@ -51,8 +51,6 @@ class BestRound:
             registry.check_choice("evaluation.select", by, evaluation.list_validation_scores(simulator.spec))
             if text := describe_direction(by):
                 log.warning("evaluation.select: %s", text)
-        elif patience is not None:
-            raise ValueError(f"evaluation.patience={patience} needs evaluation.select, such as 'validation/global/accuracy'")
         self.by, self.round, self.evaluations_since = by, 0, 0
         self._patience, self._merit, self._simulator = patience, -math.inf, simulator
         self._has_warned = False

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from fedjax_core import option_types, registry
 from fedjax_core.algorithm import Array, PyTree
-from fedjax_core.option_types import AtLeastOne, Positive, PositiveFraction
+from fedjax_core.option_types import AtLeastOne, Positive, PositiveFraction, Width
 from fedjax_core.uplink.layout import check_shape, flatten, unflatten
 from fedjax_core.uplink.transform import ClientContext, TransformOutput, UplinkTransform, UplinkValue, VectorReduce
 
@@ -67,7 +67,7 @@ def _cast(dtype) -> Compressor:
     return Compressor(lambda x, key, state: (x.astype(dtype), state), lambda x, shape: x.astype(jnp.float32))
 
 
-def quantise(bits: Bits = 8, bucket: AtLeastOne = 512) -> Compressor:
+def quantise(bits: Bits = 8, bucket: Width = 512) -> Compressor:
     """Unbiased rounding to 2 ** (bits - 1) - 1 levels on either side of zero, per bucket.
 
     Alistarh, Grubic, Li, Tomioka, Vojnovic. QSGD. NeurIPS 2017. Buckets are scaled by their

@@ -33,7 +33,7 @@ class UplinkLayout:
         paths, self._structure = jax.tree.flatten_with_path(collect, is_leaf=is_reduce)
         self._reduces: list[Reduce] = [reduce for _, reduce in paths]
         self._method = method
-        needs = transforms[0].label if transforms else "aggregation.not_finite='leave_out'"
+        needs = transforms[0].label if transforms else LEAVE_OUT
         changing = next((t.label for t in transforms if t.send or t.attack_stack or t.reduce), None)
         # the rule "mean" and a compressed broadcast take no uplink apart; every schedule does
         reading = changing or next((t.label for t in transforms if t.kind == SCHEDULE), None)
@@ -140,6 +140,7 @@ def count_delta_parameters(method: Algorithm, shapes: PyTree) -> int:
     return count_parameters(UplinkLayout(method.collect, shapes, "the method", ()).shapes.deltas)
 
 
+LEAVE_OUT = "aggregation.not_finite='leave_out'"  # as messages name it
 VARIANCE = "var"  # the last key of a running variance's path, in Flax modules and in ours
 
 

@@ -218,7 +218,7 @@ def test_long_tails_leave_the_test_set_balanced():
         ({"test_split": "matched"}, "test_split='matched' with test_examples=None"),
         ({"test_examples": 5}, "test_split=None with test_examples=5"),
         ({"test_split": "matched", "test_examples": 0}, "test_examples=0: must be >= 1"),
-        ({"long_tail": 0.1}, "rho=0.1: must be"),
+        ({"long_tail": 0.1}, "long_tail=0.1: rho=0.1: must be"),
         ({"seed": -3}, "data seed -3"),
     ],
 )

@@ -133,6 +133,7 @@ def test_more_rounds_may_need_another_accountant():
         ({"clip": None}, r"needs privacy\.clip"),
         ({"epsilon": 2.0}, r"privacy\.noise=1\.1, privacy\.epsilon=2\.0: give one of them"),
         ({"delta": None}, r"^privacy\.mechanism='gaussian' needs privacy\.delta, at most one over"),
+        ({"noise": 1e9}, r"privacy\.noise=1000000000\.0 must be in \(0, 1e\+06\]"),
         ({"delta": 1.5}, r"privacy\.delta=1\.5 must be in \(0, 1\)"),
         ({"mechanism": "local_gaussian", "cohort": 9}, "privacy.cohort=9 has no effect with 'local_gaussian'"),
         ({"population": 90}, "privacy.population=90 needs privacy.cohort, the clients of the deployment in a round"),

@@ -223,7 +223,7 @@ def cohort(name):
             for name in ("fednova", "qfedavg", "fedexp")
         ),
         ("local", "needs an uplink; clients of local send nothing"),
-        ("centralized", "a pooled method has no clients that send"),
+        ("centralized", "attack 'same': a pooled method has no clients that send something"),
     ],
 )
 def test_what_transforms_are_not_for_is_refused_by_name(name, says):

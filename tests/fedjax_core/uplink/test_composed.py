@@ -86,6 +86,7 @@ def test_an_option_that_is_off_leaves_the_program_as_it_was():
             "ends the run at once; set aggregation.not_finite='leave_out'$",
         ),
         (dict(compression__uplink="quantise(bits=9)"), r"bits=9 .*\[2, 8\]"),
+        (dict(compression__uplink="quantise(bucket=4611686018427387904)"), r"bucket=4611686018427387904 .*\[1, 2\*\*20\]"),
         (dict(compression__downlink="top_k"), "compression.downlink='top_k' .*'float16', 'bfloat16'"),
         (dict(aggregation__not_finite="go on"), "aggregation.not_finite='go on' .*'leave_out', 'end'"),
         (
@@ -148,7 +149,12 @@ def test_statistics_that_stay_as_they_began_are_said(caplog):
     experiment.build(settings)
     (line,) = [line for line in caplog.messages if line.startswith("statistics='freeze'")]
     assert "batch normalisation of resnet8, which has no weights, keeps mean 0 and variance 1" in line
-    assert config_warnings.check_statistics("average", {"resnet8": nn.build("resnet8", 2, (8, 8, 1))}) == []
+    nets = {name: nn.build(name, 2, (8, 8, 1)) for name in ("resnet8", "mlp")}
+    assert config_warnings.check_statistics("average", nets, False) == []
+    assert len(config_warnings.check_statistics("freeze", nets, False)) == 1
+    (line,) = config_warnings.check_statistics("freeze", {"mlp": nets["mlp"]}, False)
+    assert line == "statistics='freeze': no network has batch normalisation, so that nothing is frozen"
+    assert config_warnings.check_statistics("freeze", {"mlp": nets["mlp"]}, True) == []  # one of a file may have some
 
 
 def test_settings_that_do_nothing_are_said():
