@@ -6,7 +6,7 @@ import numpy as np
 
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import apportion
-from fedjax_core.data.ragged_index import RaggedIndex
+from fedjax_core.data.ragged_index import RaggedIndex, list_places
 from fedjax_core.data.sources import Dataset
 from fedjax_core.data.target_types import num_strata, stratify
 
@@ -67,9 +67,8 @@ def split_merged(dataset: Dataset, lists: Sequence[np.ndarray], seed: int) -> tu
         raise ValueError("test_split='merged': clients of this partition share examples; it must give each to one client.")
     owners = np.repeat(np.arange(len(size)), size)
     order = np.lexsort((apportion.make_generator(seed, "test_merged").random(len(rows)), owners))
-    place = np.arange(len(rows)) - np.repeat(np.cumsum(size) - size, size)
     number = np.clip(np.ceil(MERGED_TEST_SHARE * size).astype(int), 0, np.maximum(size - 1, 0))
-    is_test, parts, indices = place < np.repeat(number, size), [], []
+    is_test, parts, indices = list_places(size) < np.repeat(number, size), [], []
     for chosen, sizes in ((~is_test, size - number), (is_test, number)):
         kept = rows[order][chosen]
         used = np.sort(kept)
@@ -157,8 +156,7 @@ def _sample_together(
         lists = RaggedIndex.group_by_client(rows, owners, len(counts))
         parts.append(lists.rows)
         sizes.append(lists.size)
-    size = np.concatenate(sizes)
-    return RaggedIndex(np.concatenate(parts), np.cumsum(size, dtype=np.int64) - size, size)
+    return RaggedIndex.from_sizes(np.concatenate(parts), np.concatenate(sizes))
 
 
 def _label_table(dataset: Dataset, train_index: Sequence[np.ndarray]) -> np.ndarray:

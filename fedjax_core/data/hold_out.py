@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_core import option_types
 from fedjax_core.data import apportion
 from fedjax_core.data.federated_data import FederatedData, UnseenClients, replace_index
-from fedjax_core.data.ragged_index import RaggedIndex
+from fedjax_core.data.ragged_index import RaggedIndex, list_places
 from fedjax_core.data.target_types import label_table, num_strata, stratify
 
 
@@ -136,15 +136,14 @@ def _hold_by_class(
         rows, size = lists.concatenate(block), lists.size[block].astype(np.int64)
         whose, number = np.repeat(np.arange(len(size)), size), numbers[block]
         order = np.argsort(whose * classes + all_labels[rows] + rng.random(len(rows)))
-        place = np.arange(len(rows)) - np.repeat(np.cumsum(size) - size, size)
+        place = list_places(size)
         begin = rng.integers(0, np.maximum(size, 1))[whose]
         before = (place * number[whose] + begin) // size[whose]
         chosen = np.empty(len(rows), bool)
         chosen[order] = ((place + 1) * number[whose] + begin) // size[whose] > before
         kept.append(rows[~chosen])
         held.append(rows[chosen])
-    lists_of = lambda rows, size: RaggedIndex(np.concatenate(rows), np.cumsum(size) - size, size)
-    return lists_of(kept, lists.size - numbers), lists_of(held, numbers)
+    return RaggedIndex.from_sizes(np.concatenate(kept), lists.size - numbers), RaggedIndex.from_sizes(np.concatenate(held), numbers)
 
 
 def _hold_in_common(
@@ -174,7 +173,7 @@ def _hold_in_common(
         owners = whose[following]
         held[following[np.arange(len(owners)) - np.searchsorted(owners, owners) < missing[owners]]] = True
         parts.append(RaggedIndex.group_by_client(rows[held], whose[held], len(size)).rows)
-    return RaggedIndex(np.concatenate(parts), np.cumsum(numbers) - numbers, numbers)
+    return RaggedIndex.from_sizes(np.concatenate(parts), numbers)
 
 
 def _filter(lists: RaggedIndex, wanted: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> RaggedIndex:
@@ -186,4 +185,4 @@ def _filter(lists: RaggedIndex, wanted: Callable[[np.ndarray, np.ndarray], np.nd
         chosen = wanted(rows, whose)
         parts.append(rows[chosen])
         sizes[block] = np.bincount(whose[chosen], minlength=len(size))
-    return RaggedIndex(np.concatenate(parts), np.cumsum(sizes) - sizes, sizes)
+    return RaggedIndex.from_sizes(np.concatenate(parts), sizes)

@@ -8,6 +8,16 @@ import numpy as np
 _BLOCK = 2**22  # example indices that are worked on at once
 
 
+def list_places(sizes: np.ndarray) -> np.ndarray:
+    """Returns the place of each entry in its list, for lists of these sizes one after another.
+
+    >>> list_places(np.array([2, 0, 3])).tolist()
+    [0, 1, 0, 1, 2]
+    """
+    ends = np.cumsum(sizes, dtype=np.int64)
+    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - sizes, sizes)
+
+
 class RaggedIndex(Sequence[np.ndarray]):
     """N lists of example indices, read like a tuple of arrays; a client costs eight bytes more.
 
@@ -42,21 +52,19 @@ class RaggedIndex(Sequence[np.ndarray]):
         return cls(np.concatenate([np.zeros(0, np.int32), *parts]), start, size)
 
     @classmethod
+    def from_sizes(cls, rows: np.ndarray, sizes: np.ndarray) -> "RaggedIndex":
+        """Cuts examples into lists of these sizes, in their order; each is sorted already."""
+        return cls(rows, np.cumsum(sizes, dtype=np.int64) - sizes, sizes)
+
+    @classmethod
     def split(cls, rows: np.ndarray, sizes: np.ndarray) -> "RaggedIndex":
-        """Cuts examples into lists of these sizes, in their order; each list is sorted."""
+        """Cuts examples into lists of these sizes, in their order, and sorts each list."""
         return cls.group_by_client(rows, np.repeat(np.arange(len(sizes)), sizes), len(sizes))
 
     @classmethod
     def group_by_client(cls, rows: np.ndarray, whose: np.ndarray, clients: int) -> "RaggedIndex":
         """Groups examples [R] by their client [R]; each list is sorted."""
-        sizes = np.bincount(whose, minlength=clients)
-        return cls(rows[np.lexsort((rows, whose))], np.cumsum(sizes) - sizes, sizes)
-
-    @classmethod
-    def split_evenly(cls, rows: np.ndarray, clients: int) -> "RaggedIndex":
-        """Cuts examples into lists of one size, in their order; each is sorted already."""
-        size = len(rows) // clients
-        return cls(rows, np.arange(clients) * size, np.full(clients, size))
+        return cls.from_sizes(rows[np.lexsort((rows, whose))], np.bincount(whose, minlength=clients))
 
     @classmethod
     def repeat(cls, rows: np.ndarray, clients: int) -> "RaggedIndex":

@@ -39,7 +39,7 @@ def choose_examples(rng: np.random.Generator, of_class: Index, numbers: np.ndarr
             drawn.append(whose * limit + rows[places])
         cells = np.sort(np.concatenate(drawn))
         parts.append((cells % limit).astype(np.int32))
-    return RaggedIndex(np.concatenate(parts), np.cumsum(sizes) - sizes, sizes)
+    return RaggedIndex.from_sizes(np.concatenate(parts), sizes)
 
 
 def _distinct(rng: np.random.Generator, numbers: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:

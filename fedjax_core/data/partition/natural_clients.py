@@ -90,6 +90,4 @@ def _rows_of(ids: np.ndarray, chosen: np.ndarray) -> RaggedIndex:
     ids = ids[order]
     first = np.searchsorted(ids, chosen, "left")
     lists = RaggedIndex(order, first, np.searchsorted(ids, chosen, "right") - first)
-    if lists.total == len(order):
-        return lists
-    return RaggedIndex(lists.concatenate(), np.cumsum(lists.size) - lists.size, lists.size)
+    return lists if lists.total == len(order) else RaggedIndex.from_sizes(lists.concatenate(), lists.size)

@@ -216,5 +216,5 @@ def _together(clients: int, numbers, available, of_class, draw, rng, replace: bo
             refuse(int(ids[left[0]]), wanted[left[0]])
         for part in (0, 1):
             rows[part].append(large_populations.choose_examples(rng, of_class[part], wanted[:, part], replace).rows)
-    train, test = (RaggedIndex.split_evenly(np.concatenate(part), clients) for part in rows)
+    train, test = (RaggedIndex.from_sizes(np.concatenate(part), np.full(clients, n)) for part, n in zip(rows, numbers, strict=True))
     return train, test

@@ -18,6 +18,7 @@ from typing import IO, Annotated, Any
 import numpy as np
 
 from fedjax_core.data.apportion import apportion, make_generator
+from fedjax_core.data.ragged_index import list_places
 from fedjax_core.data.row_readers import check_fits, format_bytes
 from fedjax_core.option_types import Limit
 
@@ -212,7 +213,7 @@ def _draw_mask(strata: np.ndarray, counts: np.ndarray, numbers: np.ndarray) -> n
     if len(counts) > MANY_STRATA:  # sorted at random within each, not one by one
         order = np.lexsort((rng.random(len(strata)), strata))
         rank = np.empty(len(strata), np.int64)
-        rank[order] = np.arange(len(strata)) - np.repeat(np.cumsum(counts) - counts, counts)
+        rank[order] = list_places(counts)
         return rank < numbers[strata]
     members = np.split(np.argsort(strata, kind="stable"), np.cumsum(counts)[:-1])
     drawn = [rng.permutation(rows)[:number] for rows, number in zip(members, numbers, strict=True)]

@@ -20,6 +20,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_core.algorithm import Array, PyTree
+from fedjax_core.data.ragged_index import list_places
 from fedjax_core.engine.client_state.offload import Exchange, PrefetchedRound, Route, find_returning_clients
 from fedjax_core.engine.client_state.stores import HostStore
 from fedjax_core.engine.sharding.mesh import AXIS, client_sharded
@@ -76,15 +77,13 @@ class StateShards:
         Slots beyond the store are empty.
         """
         mask, size = slots < population, len(slots) // self.keepers
-        (trainer, own), keeper = (
-            np.divmod(np.arange(len(slots)), size),
-            np.where(mask, slots % self.keepers, -1),
-        )
+        trainer, own = np.divmod(np.arange(len(slots)), size)
+        keeper = np.where(mask, slots % self.keepers, -1)
         pair = np.where(mask, keeper * self.keepers + trainer, self.keepers**2)
         order = np.argsort(pair, kind="stable")
         counts = np.bincount(pair, minlength=self.keepers**2 + 1)
         rank = np.empty(len(slots), np.int64)
-        rank[order] = np.arange(len(slots)) - np.repeat(np.cumsum(counts) - counts, counts)
+        rank[order] = list_places(counts)
         room = _pair_slots(size, self.keepers, int(counts[:-1].max(initial=0)))
         slot = np.where(mask, trainer * room + rank, -1)
         position = np.full((self.keepers, self.keepers * room), -1, np.int32)
