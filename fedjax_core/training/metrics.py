@@ -95,8 +95,8 @@ def metric_sums(outputs: Array, y: Array, mask: Array, center: np.ndarray | floa
 
 def metric_sums_bytes(y: Array | np.ndarray) -> int:
     """Returns the bytes of the arrays in `metric_sums` for targets like `y`; scalars count as 0."""
-    arrays = {"labels": 2 * LOGIT_BINS, "numbers": 3}
-    return 4 * y.shape[-1] * arrays[kind] if (kind := targets_of(y)) in arrays else 0
+    per_output = {"labels": 2 * LOGIT_BINS, "numbers": 3}.get(targets_of(y), 0)
+    return 4 * y.shape[-1] * per_output
 
 
 def _count_by_logit(logits: Array, y: Array, mask: Array) -> Array:
@@ -176,7 +176,7 @@ def average_precision(counts: np.ndarray) -> np.ndarray:
     true, false = np.cumsum(positives, -1), np.cumsum(negatives, -1)
     precision = np.divide(true, true + false, out=np.zeros_like(true), where=true + false > 0)
     total = true[..., -1]
-    return np.divide(np.sum(positives * precision, -1), total, out=np.full(total.shape, np.nan), where=total > 0)
+    return divide_or_nan(np.sum(positives * precision, -1), total, total > 0)
 
 
 def _r2(moments: np.ndarray, number: np.ndarray) -> np.ndarray:
@@ -184,14 +184,19 @@ def _r2(moments: np.ndarray, number: np.ndarray) -> np.ndarray:
     total, squares, errors = (moments[..., i, :] for i in range(3))
     variation = squares - total**2 / np.maximum(number, 1)[..., None]
     varies = variation > MIN_RELATIVE_VARIANCE * squares
-    return 1 - np.divide(errors, variation, out=np.full(variation.shape, np.nan), where=varies)
+    return 1 - divide_or_nan(errors, variation, varies)
 
 
 def nan_mean(values: np.ndarray) -> np.ndarray:
     """Returns the mean over the last axis of the values that are not NaN; NaN if all are."""
     is_defined = ~np.isnan(values)
     number = is_defined.sum(-1)
-    return np.divide(np.where(is_defined, values, 0).sum(-1), number, out=np.full(number.shape, np.nan), where=number > 0)
+    return divide_or_nan(np.where(is_defined, values, 0).sum(-1), number, number > 0)
+
+
+def divide_or_nan(over: np.ndarray, under: np.ndarray, is_defined: np.ndarray) -> np.ndarray:
+    """Returns the quotient in float64 where it is defined, else NaN; all three have one shape."""
+    return np.divide(over, under, out=np.full(np.shape(over), np.nan), where=is_defined)
 
 
 def _as_pair(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -27,7 +27,7 @@ import numpy as np
 from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.option_types import AtLeastOne
 from fedjax_core.training import losses
-from fedjax_core.training.metrics import nan_mean
+from fedjax_core.training.metrics import divide_or_nan, nan_mean
 
 Outputs = Mapping[str, Array]
 FINEST, LARGEST = 0.01, 1e4  # log-odds within which bins have one width, and beyond which there are none
@@ -65,7 +65,7 @@ class MacroF1(_OfClasses):
     def finalize(self, sums: np.ndarray) -> np.ndarray:
         """Returns macro F1 [...] of counts [..., 3, K]; NaN without examples."""
         hits, actual, predicted = (sums[..., i, :].astype(np.float64) for i in range(3))
-        return nan_mean(_divide(2 * hits, actual + predicted, actual > 0))
+        return nan_mean(divide_or_nan(2 * hits, actual + predicted, actual > 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,7 @@ class BalancedAccuracy(_OfClasses):
     def finalize(self, sums: np.ndarray) -> np.ndarray:
         """Returns the balanced accuracy [...] of counts [..., 2, K]; NaN without examples."""
         hits, actual = (sums[..., i, :].astype(np.float64) for i in range(2))
-        return nan_mean(_divide(hits, actual, actual > 0))
+        return nan_mean(divide_or_nan(hits, actual, actual > 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +127,7 @@ class AUROC(_OfClasses):
         rest, actual = (sums[..., i, :].astype(np.float64) for i in (0, 1))
         below = np.cumsum(rest, -1) - rest / 2  # of the rest, with half of those in the same bin
         pairs = rest.sum(-1) * actual.sum(-1)
-        return nan_mean(_divide(np.sum(actual * below, -1), pairs, pairs > 0))
+        return nan_mean(divide_or_nan(np.sum(actual * below, -1), pairs, pairs > 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +165,7 @@ class CalibrationError:
         """Returns the error [...] of sums [..., 3, bins]; NaN without predictions."""
         number, confidence, right = (sums[..., i, :].astype(np.float64) for i in range(3))
         total = number.sum(-1)
-        return _divide(np.abs(right - confidence).sum(-1), total, total > 0)
+        return divide_or_nan(np.abs(right - confidence).sum(-1), total, total > 0)
 
 
 SCORES: dict[str, Any] = {
@@ -196,8 +196,3 @@ def _log_odds(logits: Array) -> Array:
     others = jax.nn.logsumexp(jnp.where(is_largest, -jnp.inf, logits), -1, keepdims=True)
     rest = jnp.log1p(-jnp.exp(jnp.where(is_largest, -1.0, log_p)))  # p is at most 1/2 there
     return jnp.where(is_largest, logits - others, log_p - rest)
-
-
-def _divide(over: np.ndarray, under: np.ndarray, is_defined: np.ndarray) -> np.ndarray:
-    """Returns the quotient where it is defined, else NaN."""
-    return np.divide(over, under, out=np.full(np.shape(over), np.nan), where=is_defined)
