@@ -127,7 +127,7 @@ def perada(
                 "set statistics to 'average' or 'freeze'"
             )
         active = cohort.examples > 0
-        deltas = jax.tree.map(lambda d: jnp.where(active.reshape(-1, *[1] * (d.ndim - 1)), d, 0), deltas)
+        deltas = jax.tree.map(lambda d: jnp.where(aggregators.append_axes(active, d), d, 0), deltas)
         w = optax.apply_updates(server.net, aggregators.weighted_mean(deltas, aggregators.make_weight_fn(weights)(cohort)))
         rows = jnp.arange(len(jax.tree.leaves(task.public)[0]), dtype=jnp.int32)
         examples = ClientData(Examples(task.public[0], rows), rows, jnp.int32(len(rows)))

@@ -32,6 +32,7 @@ from fedjax_core import registry
 from fedjax_core.algorithm import Algorithm, Array, Net, PyTree
 from fedjax_core.option_types import AtLeastOne, BelowOne, Positive, check_arguments
 from fedjax_core.task import TRAINABLE_PARTS, Axes, Model, Task, find_model_axis
+from fedjax_core.training.aggregators import append_axes
 from fedjax_core.training.metrics import nbytes
 
 STACKED = ("layers", "blocks")  # entries of params whose leaves have a leading axis [depth]
@@ -286,9 +287,9 @@ def truncate_adapters(tree: PyTree, rank: Array | int) -> PyTree:
     return jax.tree_util.tree_map_with_path(truncate, tree)
 
 
-def _map_updates(function: Callable[..., Any], *trees: PyTree) -> PyTree:
-    """Returns function({"a": ..., "b": ...}, ...) for each kernel of adapters."""
-    return jax.tree.map(function, *trees, is_leaf=_is_pair)
+def _map_updates(function: Callable[[dict[str, Array]], Any], adapter: PyTree) -> PyTree:
+    """Returns function({"a": ..., "b": ...}) for each kernel of an adapter."""
+    return jax.tree.map(function, adapter, is_leaf=_is_pair)
 
 
 def multiply_factors(adapter: PyTree) -> PyTree:
@@ -305,7 +306,7 @@ def sum_products(adapters: PyTree, weights: Array) -> PyTree:
     """
 
     def multiply(own: dict[str, Array]) -> Array:
-        w = weights.reshape(-1, *(1,) * (own["a"].ndim - 1))
+        w = append_axes(weights, own["a"])
         a, b = (jnp.where(w != 0, own[name], 0) for name in ("a", "b"))
         return jnp.einsum("c...ir,c...ro->...io", w * a, b, precision=_EXACT)
 
@@ -354,7 +355,7 @@ def compress_products(adapters: PyTree, weights: Array) -> PyTree:
     """
 
     def compress(own: dict[str, Array]) -> dict[str, Array]:
-        w = weights.reshape(-1, *(1,) * (own["a"].ndim - 1))
+        w = append_axes(weights, own["a"])
         a, b = (jnp.where(w != 0, own[name].astype(jnp.float32), 0) for name in ("a", "b"))
         wide_a, wide_b = _join_clients(w * a), _join_clients(b.mT)  # [..., in, C rank], [..., out, C rank]
         (q_a, r_a), (q_b, r_b) = jnp.linalg.qr(wide_a), jnp.linalg.qr(wide_b)

@@ -83,8 +83,7 @@ def mean_by_index(
 
     def finalize(total):
         trees, w, members = total
-        share = lambda d: d / jnp.maximum(w, TINY).astype(d.dtype).reshape(-1, *(1,) * (d.ndim - 1))
-        return jax.tree.map(share, trees), w, members
+        return jax.tree.map(lambda d: d / append_axes(jnp.maximum(w, TINY).astype(d.dtype), d), trees), w, members
 
     return Reduce(map_part, "add", finalize)
 
@@ -103,17 +102,18 @@ def class_mean(weights: str = "uniform") -> Reduce:
         values, counts = part
         held = counts > 0
         w = (counts if weights == "samples" else held).astype(values.dtype)
-        return jnp.where(_like(held, values), _like(w, values) * values, 0), w
+        return jnp.where(append_axes(held, values), append_axes(w, values) * values, 0), w
 
     def finalize(total):
         values, weight = total
-        return values / _like(jnp.maximum(weight, 1), values), weight
+        return values / append_axes(jnp.maximum(weight, 1), values), weight
 
     return Reduce(map_part, "add", finalize, "class means")
 
 
-def _like(per_class: Array, values: Array) -> Array:
-    return per_class.reshape(per_class.shape + (1,) * (values.ndim - per_class.ndim))
+def append_axes(weights: Array, x: Array) -> Array:
+    """Returns weights or a mask [C], or [C, K], with axes of 1 appended: as many axes as x [C, ...] has."""
+    return weights.reshape(weights.shape + (1,) * (x.ndim - weights.ndim))
 
 
 def weighted_mean(stacked: PyTree, w: Array) -> PyTree:
@@ -127,8 +127,8 @@ def weighted_mean(stacked: PyTree, w: Array) -> PyTree:
     total = jnp.maximum(jnp.sum(w, 0), TINY)
 
     def mean_leaf(x):
-        wx = jnp.where(_like(w > 0, x), _like(w, x).astype(x.dtype) * x, 0)
-        return jnp.sum(wx, 0) / total.reshape(total.shape + (1,) * (x.ndim - 1 - total.ndim)).astype(x.dtype)
+        weighted = jnp.sum(jnp.where(append_axes(w > 0, x), append_axes(w, x).astype(x.dtype) * x, 0), 0)
+        return weighted / append_axes(total, weighted).astype(x.dtype)
 
     return jax.tree.map(mean_leaf, stacked)
 
@@ -141,7 +141,7 @@ def mix_clients(stacked: PyTree, w: Array) -> PyTree:
     is_used = jnp.any(w != 0, 0)
 
     def mix_leaf(x):
-        x = jnp.where(_like(is_used, x), x, 0)
+        x = jnp.where(append_axes(is_used, x), x, 0)
         return jnp.tensordot(w.astype(x.dtype), x, 1, precision=jax.lax.Precision.HIGHEST)
 
     return jax.tree.map(mix_leaf, stacked)

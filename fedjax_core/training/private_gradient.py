@@ -28,6 +28,7 @@ import optax
 
 from fedjax_core.algorithm import Array, ClientData, PyTree
 from fedjax_core.task import count_parameters
+from fedjax_core.training.aggregators import append_axes
 from fedjax_core.training.batching import draw_bits, gather_batch, loop_over_micro_batches
 
 CLIP_MARGIN = 1 - 1e-5  # norms are computed in float32: rounding must not exceed the clip
@@ -114,7 +115,7 @@ class ExamplePrivacy:
                 examples = gather_batch(data.arrays, data.index[slots], is_drawn)
                 keys = jax.random.fold_in(key, i + 1)
                 grads, aux = sum_clipped(params, stats, examples, keys, is_drawn)
-                masked = lambda x: jnp.where(is_drawn.reshape(-1, *[1] * (x.ndim - 1)), x, 0).sum(0, dtype=x.dtype)
+                masked = lambda x: jnp.where(append_axes(is_drawn, x), x, 0).sum(0, dtype=x.dtype)
                 return jax.tree.map(jnp.add, carry, (grads, jax.tree.map(masked, aux.sums)))
 
             first = jax.tree.map(lambda a: a[0], gather_batch(data.arrays, data.index[:1], jnp.ones(1, bool)))

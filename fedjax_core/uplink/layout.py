@@ -179,7 +179,7 @@ def masked_sum(stacked: PyTree, mask: Array) -> PyTree:
     """Returns the sums over the leading axis [C] of the entries that the mask [C] selects."""
 
     def sum_leaf(x: Array) -> Array:
-        return jnp.sum(jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, 0), 0)
+        return jnp.sum(jnp.where(aggregators.append_axes(mask, x), x, 0), 0)
 
     return jax.tree.map(sum_leaf, stacked)
 

@@ -24,6 +24,7 @@ from fedjax_core.data.ragged_index import list_places
 from fedjax_core.engine.client_state.offload import Exchange, PrefetchedRound, Route, find_returning_clients
 from fedjax_core.engine.client_state.stores import HostStore
 from fedjax_core.engine.sharding.mesh import AXIS, client_sharded
+from fedjax_core.training.aggregators import append_axes
 
 Read = Callable[[np.ndarray], tuple[PyTree, np.ndarray]]  # slots [n] of a store -> (states [n, ...], touched [n])
 
@@ -110,7 +111,7 @@ class StateShards:
         """Puts what `read` returned on the keepers' devices: [D, D * K, ...]."""
         index = np.cumsum(self._has_device) - 1
         put_leaf = lambda x, sharding: _from_keepers(lambda d: x[index[d]], (self.keepers, *x.shape[1:]), x.dtype, sharding)
-        return jax.tree.map(lambda sharding, part: jax.tree.map(lambda x: put_leaf(x, sharding), part), self._kept, states)
+        return jax.tree.map(put_leaf, states, jax.tree.broadcast(self._kept, states))
 
     def patch_newest(
         self, states: PyTree, route: Route, left: PyTree, before: Route, index: np.ndarray, mask: np.ndarray
@@ -239,5 +240,5 @@ def _all_to_all(x: Array) -> Array:
 
 def _patch(states: PyTree, left: PyTree, slots: Array, mask: Array) -> PyTree:
     """Replaces `states` [1, D * K, ...] where `mask` by those of `left` at `slots`."""
-    choose = lambda new, old: jnp.where(mask.reshape(*mask.shape, *[1] * (new.ndim - 2)), old[:, slots[0]], new)
+    choose = lambda new, old: jnp.where(append_axes(mask, new), old[:, slots[0]], new)
     return jax.tree.map(choose, states, left)

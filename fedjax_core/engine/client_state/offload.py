@@ -14,6 +14,7 @@ import numpy as np
 
 from fedjax_core.algorithm import PyTree
 from fedjax_core.engine.client_state.stores import HostStore
+from fedjax_core.training.aggregators import append_axes
 
 
 class Route(NamedTuple):
@@ -164,5 +165,5 @@ def find_returning_clients(coming: PrefetchedRound, last: PrefetchedRound) -> li
 
 def _patch_states(states: PyTree, left: PyTree, index: jax.Array, mask: jax.Array) -> PyTree:
     """Replaces `states` [C, ...] where `mask` [C] by those of `left` at `index` [C]."""
-    choose = lambda new, old: jnp.where(mask.reshape(-1, *[1] * (new.ndim - 1)), old[index], new)
+    choose = lambda new, old: jnp.where(append_axes(mask, new), old[index], new)
     return jax.tree.map(choose, states, left)
