@@ -145,4 +145,4 @@ class _Tracer:
 def _abstract(tree: PyTree, shardings: Any) -> PyTree:
     """Returns the shapes of a tree with shardings, of which `shardings` is a prefix."""
     shape = lambda x, sharding: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=sharding)
-    return jax.tree.map(lambda sharding, branch: jax.tree.map(lambda x: shape(x, sharding), branch), shardings, tree)
+    return jax.tree.map(shape, tree, jax.tree.broadcast(shardings, tree))

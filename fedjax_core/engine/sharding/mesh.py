@@ -77,13 +77,10 @@ def put(tree: PyTree, mesh: Mesh, shardings: PyTree = None) -> PyTree:
       shardings: a prefix of the tree; None: every device holds all of it.
     """
     shardings = replicated(mesh) if shardings is None else shardings
-    leaves, structure = jax.tree.flatten(tree)
     is_local = all(sharding.is_fully_addressable for sharding in jax.tree.leaves(shardings))
-    if is_local and not any(isinstance(leaf, LazyArray) for leaf in leaves):
+    if is_local and not any(isinstance(leaf, LazyArray) for leaf in jax.tree.leaves(tree)):
         return jax.device_put(jax.tree.map(np.asarray, tree), shardings)
-    of_leaves = jax.tree.map(lambda sharding, part: jax.tree.map(lambda _: sharding, part), shardings, tree)
-    pairs = zip(leaves, jax.tree.leaves(of_leaves), strict=True)
-    return structure.unflatten([_put_leaf(leaf, sharding) for leaf, sharding in pairs])
+    return jax.tree.map(_put_leaf, tree, jax.tree.broadcast(shardings, tree))
 
 
 def _put_leaf(leaf: Any, sharding: Any) -> Array:
