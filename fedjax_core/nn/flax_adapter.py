@@ -23,6 +23,7 @@ from flax import errors, nnx
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Array, Net, PyTree
+from fedjax_core.nn.layers import spread_mask
 from fedjax_core.task import HEAD_HINT, Axes, Model
 
 Prepare = Callable[[Array], Array]
@@ -57,15 +58,14 @@ def build(
         of training that nothing sets, a head of another name, or one with dropout or batch statistics; (when traced) it
         updates frozen statistics.
     """
-
     make, module = _make(builder, name, classes, input_shape, options)
     if isinstance(module, Model):
         return _check_model(module, name, input_shape)
     same = lambda x: x
     of_type = lambda dtype: jax.eval_shape(prepare or same, jax.ShapeDtypeStruct((1, *input_shape), dtype))
     if isinstance(module, nnx.Module | linen.Module):
-        whole = prepare is not None and jnp.issubdtype(of_type(jnp.int32).dtype, jnp.integer)
-        example = of_type(jnp.int32 if whole else jnp.float32)
+        keeps_ints = prepare is not None and jnp.issubdtype(of_type(jnp.int32).dtype, jnp.integer)
+        example = of_type(jnp.int32 if keeps_ints else jnp.float32)
         if isinstance(module, nnx.Module):
             return _of_nnx(make, name, example, prepare or same, stats_mode)
         return _of_linen(module, name, example, prepare or same, stats_mode)
@@ -194,8 +194,9 @@ def _check_head(name: str, head: Any, stats: Mapping[str, Any]) -> None:
             raise ValueError(f"model {name!r}: its head takes {parameter}, {IN_HEAD}")
 
 
-def _checked(name: str, stats: PyTree, functions: list[Callable]) -> None:
-    if jax.tree.leaves(stats) and not any("mask" in inspect.signature(f).parameters for f in functions):
+def _check_takes_mask(name: str, stats: PyTree, function: Callable) -> None:
+    """Raises ValueError if a module has batch statistics, and its function takes no `mask`."""
+    if jax.tree.leaves(stats) and "mask" not in inspect.signature(function).parameters:
         raise ValueError(
             f"model {name!r} has batch statistics, which padding would enter: let it take mask= [B] and hand it on to its "
             "normalisation, or use group or layer normalisation"
@@ -236,7 +237,7 @@ def _model(
 
     def masked(x: Array, mask: Array | None) -> Array:
         x = prepare(x)
-        return x if mask is None else jnp.where(jnp.reshape(mask, (-1,) + (1,) * (x.ndim - 1)) > 0, x, jnp.zeros((), x.dtype))
+        return x if mask is None else jnp.where(spread_mask(mask, x), x, jnp.zeros((), x.dtype))
 
     def call(net, x, key=None, train=False, mask=None):
         out, stats = run(net, masked(x, mask), key, train, mask)
@@ -303,7 +304,7 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, example: jax.ShapeDtypeS
     _check_flags(name, named, (*TRAIN_FLAGS, "deterministic"), "train, mask, key")
     if parts:
         _check_head(name, abstract.head, stats)
-    _checked(name, stats, [named])
+    _check_takes_mask(name, stats, named)
 
     def init(key: Array) -> Net:
         _, params, stats, *_ = split(make(nnx.Rngs(key)))
@@ -399,7 +400,7 @@ def _of_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct, pr
         raise ValueError(f"model {name!r} has variables besides params and batch_stats: {', '.join(sorted(others))}")
     if parts:
         _check_head(name, own_head, shapes.get("batch_stats", {}))
-    _checked(name, shapes.get("batch_stats", {}), [named])
+    _check_takes_mask(name, shapes.get("batch_stats", {}), named)
     if parts and "head" not in shapes["params"]:
         raise ValueError(
             f"model {name!r} has a method head whose layer is none of its params {', '.join(shapes['params'])}: name it head"

@@ -14,6 +14,7 @@ from fedjax_core.algorithm import Array, Net, PyTree
 from fedjax_core.nn.causal_transformer import Causal
 from fedjax_core.nn.cnn import CNN
 from fedjax_core.nn.input_wrappers import with_frame, with_resizing
+from fedjax_core.nn.layers import spread_mask
 from fedjax_core.nn.lstm import LSTM
 from fedjax_core.nn.mlp import MLP
 from fedjax_core.nn.resnet import Bottleneck, ResNet
@@ -78,7 +79,7 @@ def from_module(
         if images and not jnp.issubdtype(x.dtype, jnp.floating):
             raise ValueError(f"images must be uint8 or floats, {name} was given {given}{list(x.shape[1:])} and no mean to subtract")
         if mask is not None:
-            x = jnp.where(jnp.reshape(mask, (-1,) + (1,) * (x.ndim - 1)) > 0, x, 0)
+            x = jnp.where(spread_mask(mask, x), x, 0)
         batch = train and stats_mode != "freeze"
         features, seen = module.body(x, key=key, train=train, batch=batch, mask=mask)
         stats = nnx.to_pure_dict(nnx.state(module, nnx.BatchStat)) if batch else net.stats

@@ -33,6 +33,11 @@ def make_initializers(init: str, fan_in: int) -> dict[str, Any]:
     return {"kernel_init": draw, "bias_init": draw}
 
 
+def spread_mask(mask: Array, x: Array) -> Array:
+    """Returns the mask [B] of examples as [B, 1, ..., 1] bool, to select among those of x [B, ...]."""
+    return jnp.reshape(mask, (-1,) + (1,) * (x.ndim - 1)) > 0
+
+
 class Conv(nnx.Module):
     """Convolution of `kernels/conv.py`, He-normal by fan-out, N(0, 2 / (kh kw features)), with a zero bias."""
 
@@ -97,7 +102,7 @@ class BatchNorm(nnx.Module):
         scale, bias = self.scale[...], self.bias[...]
         if not batch:
             return batch_norm.scale_and_shift(x, scale, bias, self.mean[...], self.var[...])
-        is_real = None if mask is None else jnp.reshape(mask, (-1,) + (1,) * (x.ndim - 1)) > 0
+        is_real = None if mask is None else spread_mask(mask, x)
         y, statistics = batch_norm.normalize_batch(x, scale, bias, is_real)
         self._move(*statistics)
         return y
