@@ -280,9 +280,8 @@ def read_params(
     """
     registry.check_choice("dtype", dtype, DTYPES)
     is_tensor = lambda x: isinstance(x, Tensor)
-    pairs = [(t, s) for t, s in zip(jax.tree.leaves(where, is_leaf=is_tensor), jax.tree.leaves(like), strict=True)]
     wanted: dict[str, tuple[int, ...]] = {}
-    for tensor, leaf in pairs:
+    for tensor, leaf in zip(jax.tree.leaves(where, is_leaf=is_tensor), jax.tree.leaves(like), strict=True):
         stacked = "{}" in tensor.name
         shape = leaf.shape[1:] if stacked else leaf.shape
         for i in range(leaf.shape[0] if stacked else 1):
@@ -298,26 +297,26 @@ def read_params(
         if not jnp.issubdtype(tensors[key].dtype, jnp.floating):
             raise ValueError(f"{name}: the tensor {key} is of {tensors[key].dtype}; it must be of floats, not quantised")
 
-    def leaf(tensor: Tensor, shape):
-        def turned(key: str, index: tuple[slice, ...]) -> np.ndarray:
+    def read_leaf(tensor: Tensor, leaf: Any) -> LazyArray | Array:
+        def read_tensor(key: str, index: tuple[slice, ...]) -> np.ndarray:
             if tensor.part[1] > 1:
-                first = tensor.part[0] * shape.shape[-1]
+                first = tensor.part[0] * leaf.shape[-1]
                 index = (*index[:-1], slice(first + index[-1].start, first + index[-1].stop))
             return tensors[key][index[::-1]].T if tensor.transposed else tensors[key][index]
 
-        def part(index: tuple[slice, ...]) -> np.ndarray:
+        def read_part(index: tuple[slice, ...]) -> np.ndarray:
             if "{}" not in tensor.name:
-                return np.array(turned(tensor.name, index), jnp.dtype(dtype))
-            numbers = range(*index[0].indices(shape.shape[0]))
+                return np.array(read_tensor(tensor.name, index), jnp.dtype(dtype))
+            numbers = range(*index[0].indices(leaf.shape[0]))
             out = np.empty((len(numbers), *(axis.stop - axis.start for axis in index[1:])), jnp.dtype(dtype))
             for i, number in enumerate(numbers):
-                out[i] = turned(tensor.name.format(number), index[1:])
+                out[i] = read_tensor(tensor.name.format(number), index[1:])
             return out
 
-        shape_in_files = LazyArray(shape.shape, jnp.dtype(dtype), part)
-        return shape_in_files if later else jnp.asarray(np.asarray(shape_in_files))
+        array = LazyArray(leaf.shape, jnp.dtype(dtype), read_part)
+        return array if later else jnp.asarray(np.asarray(array))
 
-    return jax.tree.map(leaf, where, like, is_leaf=is_tensor)
+    return jax.tree.map(read_leaf, where, like, is_leaf=is_tensor)
 
 
 def read_positive(config: Mapping[str, Any], name: str, kind: type = int, default: Any = None) -> Any:
