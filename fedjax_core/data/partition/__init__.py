@@ -127,8 +127,8 @@ def _read_only(values: np.ndarray) -> np.ndarray:
 def _checked(name: str, result: Any, clients: int, rows: Mapping[str, int]) -> tuple[Index, Index | None]:
     """Validates the index lists that a scheme from outside returned."""
     halves = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-    for half in halves:
-        if not (half is None and half is not halves[0]) and (not isinstance(half, Sequence) or len(half) != clients):
+    for half in halves if halves[1] is not None else halves[:1]:
+        if not isinstance(half, Sequence) or len(half) != clients:
             result_type = f"{len(half)} lists" if isinstance(half, Sequence) else type(half).__name__
             wants = f"must be a list of {clients} index lists, or two of them."
             wants += " A tuple is (lists of training, lists of test examples)." if halves is result else ""
@@ -136,12 +136,7 @@ def _checked(name: str, result: Any, clients: int, rows: Mapping[str, int]) -> t
     read: list[Index | None] = []
     try:
         for half, what, of in zip(halves, ("training", "test"), rows, strict=True):
-            lists = (
-                None
-                if half is None
-                else [check_index(f"{what} examples of client {i}", part, rows[of]) for i, part in enumerate(half)]
-            )
-            read.append(lists)
+            read.append(half and [check_index(f"{what} examples of client {i}", part, rows[of]) for i, part in enumerate(half)])
     except ValueError as error:
         raise ValueError(f"partition {name!r}: {error}") from error
     train, test = read

@@ -214,9 +214,10 @@ def pathological(
             f"classes_per_client >= {-(-len(classes) // clients)} or more clients."
         )
     rng = make_generator(seed, "pathological")
-    together = clients > MANY and not classes_of_client.ndim
-    dealt = large_populations.assign_classes(rng, len(classes), clients, int(classes_of_client)) if together else None
-    held = (assign_classes(rng, len(classes), clients, classes_per_client) if dealt is None else dealt).T  # [K, N]
+    if clients > MANY and not classes_of_client.ndim:
+        held = large_populations.assign_classes(rng, len(classes), clients, int(classes_of_client)).T  # [K, N]
+    else:
+        held = assign_classes(rng, len(classes), clients, classes_per_client).T
     holders = held.sum(1)
     if np.any(rows < holders):
         c = int(np.argmax(holders - rows))

@@ -37,6 +37,7 @@ def log_dirichlet(rng: np.random.Generator, alpha: np.ndarray | float, shape: tu
 
 
 def log_sum_exp(logs: np.ndarray, axis: int) -> np.ndarray:
+    """Returns log sum exp(logs) over an axis, which stays with length 1."""
     most = logs.max(axis, keepdims=True)
     return most + np.log(np.exp(logs - most).sum(axis, keepdims=True))
 
@@ -82,11 +83,13 @@ def check_labels(labels: np.ndarray, clients: int, what: str = "label") -> np.nd
 
 
 def check_num_clients(clients: int) -> None:
+    """Raises ValueError for a number of clients that is no integer of at least 1."""
     if not isinstance(clients, int | np.integer) or isinstance(clients, bool) or clients < 1:
         raise ValueError(f"clients={clients!r}: must be an integer >= 1.")
 
 
 def sort_indices(rows: np.ndarray) -> np.ndarray:
+    """Returns example indices as lists have them: ascending, int32."""
     return np.sort(rows).astype(np.int32)
 
 
@@ -124,4 +127,4 @@ def check_index(what: str, rows: Any, limit: int) -> np.ndarray:
         raise ValueError(f"{what} has shape {rows.shape} and type {rows.dtype}: must be a list of integer example indices.")
     if len(rows) and not 0 <= rows.min() <= rows.max() < limit:
         raise ValueError(f"{what} has example indices from {rows.min()} to {rows.max()}: must lie in [0, {limit}).")
-    return np.sort(rows).astype(np.int32)
+    return sort_indices(rows)

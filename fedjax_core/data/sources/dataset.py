@@ -211,7 +211,7 @@ def _inputs(what: str, values: Any) -> np.ndarray:
     if values.ndim < 2 or 0 in values.shape[1:]:
         hint = f"; pass {what}[:, None] for one number per example" if values.ndim == 1 else ""
         raise ValueError(f"{what} has shape {values.shape}: must be [n, ...] with no empty axis{hint}.")
-    if values.dtype == np.uint8 or np.issubdtype(values.dtype, np.integer):
+    if np.issubdtype(values.dtype, np.integer):
         return values
     if values.dtype != np.bool_ and not np.issubdtype(values.dtype, np.floating):
         raise ValueError(f"{what} has type {values.dtype}: must be uint8 (0..255), floats or integers.")

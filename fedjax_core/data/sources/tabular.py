@@ -179,7 +179,8 @@ def _check_no_infinity(part: str, column: str, cells: Column, array: np.ndarray,
     if not np.issubdtype(array.dtype, np.floating):
         return
     is_infinite = (np.abs(array) > np.finfo(np.float32).max).any(tuple(range(1, array.ndim)))
-    is_infinite &= True if kept is None else kept
+    if kept is not None:
+        is_infinite &= kept
     if is_infinite.any():
         i = int(is_infinite.argmax())
         raise ValueError(
