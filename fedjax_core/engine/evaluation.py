@@ -288,6 +288,11 @@ def sums_bytes(spec: SimulationSpec, g: int) -> int:
     return len(spec.abstract_algorithm(g).predict) * len(SCORED_EXAMPLES) * model_bytes
 
 
+def list_scores(spec: SimulationSpec) -> list[str]:
+    """Returns the names of all scores that `evaluate` gives."""
+    return list_test_scores(spec) + list_validation_scores(spec)
+
+
 def list_validation_scores(spec: SimulationSpec) -> list[str]:
     """Returns the names of the scores on validation examples that `evaluate` gives; none without such examples."""
     if not spec.has_validation:

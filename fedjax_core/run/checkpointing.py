@@ -7,7 +7,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -226,9 +226,18 @@ def _shorten_lists(value: Any, kind: type = object) -> Any:
 
 
 def _read_record(workdir: WorkDir, name: str) -> Any:
-    """Returns a record of run.json, read by process 0; if it cannot be read, all processes raise."""
-    read = lambda: workdir.get_record(name) if workdir.writer else None
-    return distributed.broadcast_from_process_0(distributed.all_or_none(f"read what {RUN} says of the {name}", read))
+    """Returns a record of run.json, read by process 0."""
+    return _read_in_process_0(f"read what {RUN} says of the {name}", lambda: workdir.get_record(name))
+
+
+def _read_in_process_0(what: str, read: Callable[[], Any]) -> Any:
+    """Returns the JSON value that `read` gives in process 0; if it fails there, all processes raise.
+
+    Args:
+      what: for the others' message, such as "read run.json".
+    """
+    read_here = lambda: read() if jax.process_index() == 0 else None
+    return distributed.broadcast_from_process_0(distributed.all_or_none(what, read_here))
 
 
 def _plan(recorded: Mapping[str, int]) -> client_loop.Plan:
@@ -332,8 +341,7 @@ def save_checkpoint(simulation: Simulator, checkpoints: Checkpoints, state: Stat
     if offloaded is None:
         checkpoints.save(done, simulation.to_host(state), record)
         return
-    read = lambda: _read_parts_record(checkpoints, before) if checkpoints.writer else None
-    earlier = distributed.broadcast_from_process_0(distributed.all_or_none("read the checkpoint before this one", read))
+    earlier = _read_in_process_0("read the checkpoint before this one", lambda: _read_parts_record(checkpoints, before))
     live = {} if earlier is None else offloaded.live_bytes()
     rewritten, record["paid"], linked = None, 0, {}  # everything is written
     if earlier is not None and live.keys() <= set(earlier["numbers"]):
@@ -363,8 +371,7 @@ def save_selected(simulation: Simulator, checkpoints: Checkpoints, state: State,
     if offloaded is None:
         checkpoints.save(done, simulation.to_host(state), record)
         return
-    read = lambda: of.part_numbers(done) is not None if of.writer else None
-    is_saved = distributed.broadcast_from_process_0(distributed.all_or_none("read the checkpoint of this round", read))
+    is_saved = _read_in_process_0("read the checkpoint of this round", lambda: of.part_numbers(done) is not None)
     parts = () if is_saved else offloaded.read_parts(offloaded.plan_parts(None))
     earlier_round = done if is_saved else None
     checkpoints.save(done, simulation.to_host(state), record, parts, earlier_round, earlier_in=of)
@@ -380,13 +387,11 @@ def check_same_hold(simulation: Simulator, directory: str | Path) -> None:
     """
 
     def read() -> str | None:
-        if jax.process_index():
-            return None
         schemas = {Path(directory) / RUN: RECORDED, Path(directory) / CONFIG: _HOLD}
         records, config = [read_json(file, schema) if file.exists() else {} for file, schema in schemas.items()]
         return records.get("placement", {}).get("hold") or (config.get("plan") or {}).get("hold")
 
-    hold = distributed.broadcast_from_process_0(distributed.all_or_none(f"read {directory}", read))
+    hold = _read_in_process_0(f"read {directory}", read)
     if hold is not None and (hold == "device") != (simulation.spec.hold == "device"):
         raise ValueError(
             f"plan.hold={simulation.spec.hold!r}: {directory} holds a run with plan.hold={hold!r}; resume it with that"

@@ -221,7 +221,7 @@ class TrainingRun:
 
     def _unscored_record(self, records: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         """Returns the last record, if its round must be evaluated and was not; else None."""
-        names = {*evaluation.list_test_scores(self.simulator.spec), *evaluation.list_validation_scores(self.simulator.spec)}
+        names = set(evaluation.list_scores(self.simulator.spec))
         if not records or not names or not self.is_eval_round(self.done):
             return None
         return None if names & records[-1].keys() else records[-1]
@@ -308,9 +308,7 @@ def open_run(
       stop: handles the signals of several runs; None: this run handles them.
     """
     best = BestRound(settings.select, settings.patience, Path(directory), simulator)
-    target = TargetScore(
-        settings.until, [*evaluation.list_test_scores(simulator.spec), *evaluation.list_validation_scores(simulator.spec)]
-    )
+    target = TargetScore(settings.until, evaluation.list_scores(simulator.spec))
     callbacks = Callbacks(settings.callbacks, writer=jax.process_index() == 0)
     checkpoints = Checkpoints(Path(directory) / CHECKPOINTS, settings.keep_checkpoints, beside=Path(directory) / SELECTED)
     latest = None if settings.fresh else distributed.broadcast_from_process_0(checkpoints.latest())
