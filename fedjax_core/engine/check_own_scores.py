@@ -205,8 +205,7 @@ def _try(name: str, score: Callable, like: tuple[Inputs, Inputs], classes: int) 
 
 def _try_finalize(what: str, score: Any, sums: PyTree) -> None:
     """Checks that `finalize` makes a number of sums, or [E] numbers of those of several clients."""
-    several = [()] + [(2,)] * bool(getattr(score, "vectorized", False))
-    for leading in several:
+    for leading in [(), (2,)] if getattr(score, "vectorized", False) else [()]:
         given = jax.tree.map(lambda leaf, leading=leading: np.broadcast_to(leaf, (*leading, *np.shape(leaf))), sums)
         try:
             with np.errstate(all="ignore"):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Array, Cohort
+from fedjax_core.algorithm import Array, Cohort, PyTree
 from fedjax_core.engine import client_loop, evaluation_step
 from fedjax_core.engine.client_sampler import NEEDS, ClientFacts
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
@@ -139,7 +139,7 @@ def _compute_losses(
     return client_loop.map_clients(compute, shared, padded, plan=plan, mesh=spec.mesh)[1][: len(ids)]
 
 
-def update_sampler(spec: SimulationSpec, arrays: DeviceArrays, state: State, cohort: Cohort, losses: Array):
+def update_sampler(spec: SimulationSpec, arrays: DeviceArrays, state: State, cohort: Cohort, losses: Array) -> PyTree:
     """Returns what the sampler remembers after a round of the cohort [C].
 
     Args:

@@ -205,8 +205,11 @@ def _independent_log_moments(rate: float, exponents: np.ndarray, values: np.ndar
 
 
 def draw_stays(key: Array, ids: Array, dropout: float | Array) -> Array:
-    """Returns [C] bool, which clients do not drop out; each drops with probability `dropout`, of all
-    or [C], drawn by its id."""
+    """Returns [C] bool, which clients do not drop out, drawn by their ids.
+
+    Args:
+      dropout: probability to drop out, of all clients or [C].
+    """
     draw = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(ids)
     return draw >= dropout
 

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 from jax.extend.core import ClosedJaxpr
 
-from fedjax_core.algorithm import Array, ClientData, Net, PyTree, builder_name
+from fedjax_core.algorithm import Array, Net, PyTree, builder_name
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.flop_count import count_flops
 from fedjax_core.engine.simulation_spec import SimulationSpec
@@ -138,7 +138,8 @@ def _count_work(spec: SimulationSpec, g: int) -> tuple[tuple[float, ...], int, i
     one of its own epochs, and those of training of which it takes a share. Epochs are the most of
     such training, the minibatch is that of its own epochs, or else of this training; 0 without any.
     """
-    jaxpr, loops = _trace_update(spec, g), set[tuple[int | None, int]]({(0, 0)})
+    jaxpr = _trace_update(spec, g)
+    loops: set[tuple[int | None, int]] = {(0, 0)}  # epochs of a training, None: the client's own; examples of its minibatch
 
     def count(size: float, own: float, share: float) -> float:
         def trips(name: str) -> float | None:
@@ -163,8 +164,7 @@ def _count_plain_work(spec: SimulationSpec, g: int) -> float:
     def train(arrays: DeviceArrays, net: Net, size: Array, key: Array):
         bound = task.bind(arrays.tasks[g], 0)
         fit = local_training.fit(local_training.supervised_loss(bound), optax.sgd(0.1), epochs=1, batch=BATCH)
-        data: ClientData = spec.client_data(arrays, 0, size)
-        return fit(net, data, key).net
+        return fit(net, spec.client_data(arrays, 0, size), key).net
 
     net, number = jax.eval_shape(task.model.init, jax.random.key(0)), jax.ShapeDtypeStruct((), np.int32)
     jaxpr = jax.make_jaxpr(train)(spec.abstract_arrays, net, number, jax.random.key(0))

@@ -76,22 +76,20 @@ def validate_settings(
 
 def validate_targets(groups: Sequence[Group], examples: Examples) -> None:
     """Raises ValueError if a group's method cannot train on the data's targets, or its network's output does not fit them."""
-    if (kind := targets_of(examples.y)) == "classes":
-        for group in groups:
-            _check_output_of_classes(group, examples)
-        return
+    kind = targets_of(examples.y)
     for group in groups:
-        if kind in (may := group.build(group.task).targets):
+        if kind == "classes":
+            _check_output_of_classes(group, examples)
+        elif kind in (may := group.build(group.task).targets):
             _check_output_shape(group, kind, examples)
-            continue
-        needs = f"{builder_name(group.build)} needs {' or '.join(may)}, the data have {kind}: {TARGETS[kind]}"
-        raise ValueError(f"{needs}; fedavg, fedprox, scaffold, fedopt, fedper, ditto and others that read no class can")
+        else:
+            needs = f"{builder_name(group.build)} needs {' or '.join(may)}, the data have {kind}: {TARGETS[kind]}"
+            raise ValueError(f"{needs}; fedavg, fedprox, scaffold, fedopt, fedper, ditto and others that read no class can")
 
 
 def validate_tokens(groups: Sequence[Group], data: FederatedData) -> None:
     """Raises ValueError if examples have a token id that a group's network does not embed."""
-    first = data.train.x["tokens"] if isinstance(data.train.x, Mapping) and "tokens" in data.train.x else data.train.x
-    if not jnp.issubdtype(getattr(first, "dtype", jnp.float32), jnp.signedinteger):
+    if not jnp.issubdtype(getattr(_find_tokens(data.train.x)[0], "dtype", jnp.float32), jnp.signedinteger):
         return
     for group in groups:
         model, public = group.task.model, group.task.public
@@ -100,9 +98,13 @@ def validate_tokens(groups: Sequence[Group], data: FederatedData) -> None:
         parts = {"train": data.train, "test": data.test}
         parts |= {"public": public} if isinstance(public, Examples) else {}
         for part, examples in parts.items():
-            x = examples.x
-            ids, mask = (x["tokens"], x.get("mask")) if isinstance(x, Mapping) else (x, None)
+            ids, mask = _find_tokens(examples.x)
             check_tokens(ids, model.vocabulary, f"network {model.name!r}", mask, f"{part}: ")
+
+
+def _find_tokens(x: PyTree) -> tuple[Any, Any]:
+    """Returns the token ids of texts, and the mask of the real ones; inputs that are no texts, and None."""
+    return (x.get("tokens"), x.get("mask")) if isinstance(x, Mapping) else (x, None)
 
 
 def _check_output_of_classes(group: Group, examples: Examples) -> None:

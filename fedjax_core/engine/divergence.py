@@ -56,7 +56,7 @@ def check_client(out: ClientOutput, parts: Sequence[PyTree], before: PyTree, is_
       parts: of its uplink.
       is_active: [] whether the client takes part.
     """
-    sizes = jnp.stack([jnp.zeros(()), *(_magnitude(part) for part in parts)])[1:]
+    sizes = jnp.stack([jnp.zeros(()), *(_magnitude(part) for part in parts)])[1:]  # of an uplink without parts []
     faults = (
         METRICS * ~is_finite(out.metrics) + UPLINK * ~jnp.all(jnp.isfinite(sizes)) + STATE * became_nonfinite(out.state, before)
     )

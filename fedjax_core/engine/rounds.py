@@ -222,7 +222,7 @@ def _record_clients(
 ) -> dict[str, PyTree]:
     """Returns what a round's record says of its cohort, `everyone`."""
     record = {
-        "train": functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), [of_group.metrics for of_group in added]),
+        "train": _add_groups([of_group.metrics for of_group in added]),
         "cohort": jnp.sum(everyone.examples > 0),
         # -1: absent; an invalid id of a sampler becomes less than that, so that `_check_drawn` finds it
         "ids": jnp.where(everyone.examples > 0, jnp.where(everyone.ids < 0, everyone.ids - 1, everyone.ids), -1),
@@ -277,10 +277,20 @@ def run_client(spec: SimulationSpec, g: int, scored: bool, shared, entry) -> tup
     return added, stacked
 
 
-def collect(prefix: PyTree, contributions: list) -> PyTree:
-    """Joins the groups' contributions and finishes each part: what `server_update` gets."""
+def _add_groups(trees: list[PyTree]) -> PyTree:
+    """Returns the sum of a tree per group."""
+    return functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), trees)
+
+
+def collect(prefix: PyTree, contributions: list[tuple[list[PyTree], list[PyTree]]]) -> PyTree:
+    """Joins the groups' contributions and finishes each part: what `server_update` gets.
+
+    Args:
+      prefix: `Algorithm.collect`.
+      contributions: per group, those to the parts that are sums, and those to the others, leaves [C, ...].
+    """
     reduces, structure = jax.tree.flatten(prefix, is_leaf=is_reduce)
-    adds = iter(functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), [added for added, _ in contributions]))
+    adds = iter(_add_groups([added for added, _ in contributions]))
     stacks = iter(zip(*(stacked for _, stacked in contributions), strict=True))
     collected = []
     for r in reduces:

@@ -215,9 +215,11 @@ class ClientStates:
         """Returns what moves states to rounds and back, and the initial server; `draw` as `Exchange` takes it."""
         assert self._offloaded is not None
         if self._exchange is None:
-            of, shards = self._offloaded.stores, self._offloaded.shards
-            rows = self._layout.client_rows
-            self._exchange = Exchange(of, draw, rows) if shards is None else SharedExchange(of, draw, shards)
+            stores, shards = self._offloaded.stores, self._offloaded.shards
+            if shards is None:
+                self._exchange = Exchange(stores, draw, self._layout.client_rows)
+            else:
+                self._exchange = SharedExchange(stores, draw, shards)
         return self._exchange, self._offloaded.initial
 
     def close(self) -> None:

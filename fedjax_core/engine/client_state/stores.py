@@ -20,9 +20,7 @@ from fedjax_core.engine.simulation_spec import SimulationSpec
 from fedjax_core.engine.streams import stream_key
 
 READ_BYTES = 2**30  # of one system call, which transfers at most 2 GiB
-
-
-IsLocal = Callable[[np.ndarray], np.ndarray]
+IsLocal = Callable[[np.ndarray], np.ndarray]  # slots [C] -> [C] bool, whether this process stores them
 
 
 def init_client_states(spec: SimulationSpec, g: int, arrays: DeviceArrays, server: PyTree, key_data: Array) -> PyTree:
@@ -76,10 +74,10 @@ class HostStore:
 
     def __init__(self, n: int, like: PyTree, is_local: IsLocal | None = None):
         self.states = jax.tree.map(lambda s: _lazy_zeros((n, *s.shape), s.dtype), like)
-        self._reset(n, is_local)
+        self._init_marks(n, is_local)
 
-    def _reset(self, n: int, is_local: IsLocal | None) -> None:
-        """Marks all states as untouched."""
+    def _init_marks(self, n: int, is_local: IsLocal | None) -> None:
+        """Sets what is known of each state: none is touched."""
         self.touched, self.changed, self.part_number = np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, np.int32)
         self.is_local = is_local
 
@@ -132,7 +130,7 @@ class DiskStore(HostStore):
 
     def __init__(self, n: int, like: PyTree, is_local: IsLocal | None = None):
         """Creates the files."""
-        self._reset(n, is_local)
+        self._init_marks(n, is_local)
         leaves, self._structure = jax.tree.flatten(like)
         self._columns = [_Column(n, leaf) for leaf in leaves]
 
