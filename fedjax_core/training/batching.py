@@ -143,15 +143,13 @@ def plan_steps(data: ClientData, epochs: int, batch: int) -> LocalSteps | None:
     settings = data.settings
     if settings is None:
         return None
-    steps = num_steps(data, batch)
-    planned, total, name = int(epochs), int(epochs) * steps, f"{int(epochs)}_epochs_by_{cap_batch_size(data, batch)}"
-    is_own = isinstance(epochs, EpochsByClient)
-    own_name = f"own_epochs_by_{cap_batch_size(data, batch)}"
+    steps, size, is_own = num_steps(data, batch), cap_batch_size(data, batch), isinstance(epochs, EpochsByClient)
+    planned, total, name = int(epochs), int(epochs) * steps, f"{int(epochs)}_epochs_by_{size}"
     if is_own and settings.epochs is not None:
-        planned, total, name = settings.epochs, settings.epochs * steps, own_name
+        planned, total, name = settings.epochs, settings.epochs * steps, f"own_epochs_by_{size}"
     elif is_own and settings.steps is not None:
         total = jnp.where(steps > 0, settings.steps, 0)
-        planned, name = total / jnp.maximum(steps, 1), own_name
+        planned, name = total / jnp.maximum(steps, 1), f"own_epochs_by_{size}"
     elif settings.share is None:
         return None
     if settings.share is not None:

@@ -7,11 +7,10 @@ from fedjax_core.task import Task
 
 
 def with_full_batches(build: Callable[[Task], Algorithm]) -> Callable[[Task], Algorithm]:
-    """Returns the method, whose local training drops the last, incomplete minibatch of each epoch
-    (other examples each time).
+    """Returns the method, whose local training drops the last, incomplete minibatch of each epoch.
 
-    Scores and means of features see all examples. Where a
-    method trains on a part of them that is smaller than a minibatch, that part is one.
+    These are other examples each time. Scores and means of features see all examples. Where a method
+    trains on a part of them that is smaller than a minibatch, that part is one.
     """
     return map_built(build, _drop_remainders)
 

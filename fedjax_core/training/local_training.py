@@ -313,9 +313,9 @@ def _check_fit(optimizer: object, epochs: int, batch: int) -> None:
     if epochs < 0 or batch < 1:
         raise ValueError(f"epochs={epochs}, batch={batch}: epochs must be at least 0 and batch at least 1")
     if not isinstance(optimizer, optax.GradientTransformation):
-        what = "a function: a method's optimizer is one of the round, so give optimizer(task.round_num)"
-        what = what if callable(optimizer) else f"a {type(optimizer).__name__}"
-        raise TypeError(f"fit: optimizer must be an optax.GradientTransformation, it is {what}")
+        hint = "function: a method's optimizer is one of the round, so give optimizer(task.round_num)"
+        what = hint if callable(optimizer) else type(optimizer).__name__
+        raise TypeError(f"fit: optimizer must be an optax.GradientTransformation, it is a {what}")
 
 
 def _make_gradient(loss: LossFn, frozen: PyTree, data: ClientData, batch: int) -> Callable[..., tuple[PyTree, Aux]]:

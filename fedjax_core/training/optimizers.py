@@ -165,8 +165,6 @@ def asam(rho: NonNegative = 0.5, eta: NonNegative = 0.01) -> optax.GradientTrans
 
 
 SHARPNESS = {"sam": sam, "asam": asam}
-
-
 PROBE = 1e-4  # the constant gradient, which clipping leaves as it is
 
 
@@ -262,7 +260,7 @@ def _scale_by(factor: Callable[[Array], Array], name: str) -> optax.GradientTran
         scale = factor(jnp.asarray(extra_args[name], jnp.float32))
         return jax.tree.map(lambda u: u * scale.astype(u.dtype), updates), state
 
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
 def _check_options(anneal: str | None, **positive: float | None) -> None:
@@ -275,7 +273,7 @@ def _check_options(anneal: str | None, **positive: float | None) -> None:
 
 def _chain(
     core: optax.GradientTransformation,
-    round: Array | int,  # noqa: A002
+    round_num: Array | int,
     *,
     lr: float,
     decay: float,
@@ -286,7 +284,7 @@ def _chain(
     before = [] if clip is None else [optax.clip_by_global_norm(clip)]
     if weight_decay:
         before.append(optax.add_decayed_weights(weight_decay))
-    rate = lr if decay == 1 else lr * jnp.asarray(decay, jnp.float32) ** round
+    rate = lr if decay == 1 else lr * jnp.asarray(decay, jnp.float32) ** round_num
     return optax.chain(*before, core, optax.scale_by_learning_rate(rate), *([] if anneal is None else [scale_by_anneal(anneal)]))
 
 
