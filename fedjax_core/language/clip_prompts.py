@@ -47,12 +47,8 @@ class PromptGenerator(nnx.Module):
         make = lambda inputs, outputs, bias=True: Linear(inputs, outputs, bias=bias, std=inputs**-0.5, rngs=rngs)
         norm = lambda width: LayerNorm(width, EPSILON, jnp.float32)
         self.queries = nnx.Param(STD * jax.random.normal(rngs.params(), (prompts, width)))
-        self.query, self.key, self.value, self.output = (
-            make(width, width),
-            make(names, width),
-            make(names, width),
-            make(width, width),
-        )
+        self.query, self.key = make(width, width), make(names, width)
+        self.value, self.output = make(names, width), make(width, width)
         self.gate, self.up, self.down = make(width, WIDER * width), make(width, WIDER * width), make(WIDER * width, width)
         self.query_norm, self.names_norm, self.mlp_norm = norm(width), norm(names), norm(width)
 

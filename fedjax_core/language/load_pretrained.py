@@ -3,7 +3,7 @@
 config.json           the network; its `model_type` is a key of `FAMILIES`: decoders of
                       `models/decoder.py`, encoders of `models/bert.py`; or "clip"
 model.safetensors     its weights; or in several files, which model.safetensors.index.json names
-tokenizer.json        read by the package `tokenizers` (pip install '.[text]')
+tokenizer.json        read by the package `tokenizers` (pip install 'fedjax-core[text]')
 
 model, params = load("llama-7b", dtype="bfloat16")
 tokens = load_tokenizer("llama-7b").encode(["Hello"])
@@ -106,11 +106,11 @@ def find_package_folder(package: str) -> Path:
     """Returns the folder with config.json in an installed Python package that ships a model."""
     spec = importlib.util.find_spec(package)
     for root in [] if spec is None else spec.submodule_search_locations or []:
-        candidate = sorted(Path(root).rglob(CONFIG), key=lambda path: (len(path.parts), path))
-        candidate = [path.parent for path in candidate if (path.parent / ONE_FILE).is_file() or (path.parent / INDEX).is_file()]
-        candidate += sorted(Path(root).rglob(f"*{gguf_files.SUFFIX}"))
-        if candidate:
-            return candidate[0]
+        folders = [path.parent for path in sorted(Path(root).rglob(CONFIG), key=lambda path: (len(path.parts), path))]
+        models = [folder for folder in folders if (folder / ONE_FILE).is_file() or (folder / INDEX).is_file()]
+        models += sorted(Path(root).rglob(f"*{gguf_files.SUFFIX}"))
+        if models:
+            return models[0]
     raise FileNotFoundError(f"no installed package {package!r} with a {CONFIG} and weights beside it, or a GGUF file")
 
 

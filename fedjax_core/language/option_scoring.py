@@ -4,8 +4,7 @@ encoder, base = load_pretrained.load(folder)
 data, options = build_option_data(divided, load_pretrained.load_tokenizer(folder), limit=256)
 arrays = add_option_embeddings(encoder, base, **options)
 model = make_option_scorer(encoder, len(options["tokens"]))
-task = adapters.adapter_task(model, arrays, adapters.lora(), classes=data.classes,
-population=data.clients)
+task = adapters.adapter_task(model, arrays, adapters.lora(), classes=data.classes, population=data.clients)
 """
 
 import functools
@@ -55,8 +54,7 @@ def embed_texts(
 def make_option_scorer(encoder: Encoder, options: int, temperature: float = TEMPERATURE) -> Model:
     """Makes a classifier whose classes are each example's listed options; its head is fixed.
 
-        logit_k = cos(embedding of the question, embedding of option k under the frozen base) /
-        temperature
+        logit_k = cos(embedding of the question, embedding of option k under the frozen base) / temperature
 
     Params are the encoder's, and "head": {"options": [U, D]}, which no gradient reaches
     (`add_option_embeddings` has both). x is {"tokens": [B, T], "mask": [B, T], "options": [B, K] in
