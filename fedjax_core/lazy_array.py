@@ -50,5 +50,9 @@ class LazyArray:
 
 def with_zeros_for_lazy(tree: Any) -> Any:
     """Returns the tree with zeros, which take no memory, in place of lazy arrays: for its shapes."""
-    zeros = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape) if isinstance(leaf, LazyArray) else leaf
-    return jax.tree.map(zeros, tree)
+    return jax.tree.map(lambda leaf: blank_array(leaf) if isinstance(leaf, LazyArray) else leaf, tree)
+
+
+def blank_array(like: Any) -> np.ndarray:
+    """Returns zeros of the shape and dtype of an array, or of a shape; they take no memory."""
+    return np.broadcast_to(np.zeros((), like.dtype), like.shape)

@@ -16,6 +16,7 @@ from fedjax_core.experiment.lookup import Network, find_network
 from fedjax_core.experiment.resolve_config import ResolvedConfig
 from fedjax_core.language import clip_task
 from fedjax_core.language import instruction_task as language
+from fedjax_core.lazy_array import blank_array
 from fedjax_core.registry import BUILT_IN, ResolvedSpec, spell
 from fedjax_core.storage import pretrained_weights
 from fedjax_core.task import TRAINABLE_PARTS, Model
@@ -152,8 +153,7 @@ def read_frozen_arrays(
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         return pretrained_weights.read_backbone(file, model.name, shapes, image=image, class_names=class_names)
     if shapes_only:
-        zero = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
-        net = jax.tree.map(zero, jax.eval_shape(model.init, jax.random.key(0)))
+        net = jax.tree.map(blank_array, jax.eval_shape(model.init, jax.random.key(0)))
     else:
         net = jax.device_get(jax.jit(model.init)(jax.random.key(seed)))
     return net._replace(params={name: entry for name, entry in net.params.items() if name not in (TRAINABLE_PARTS[train] or ())})

@@ -14,7 +14,6 @@ from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_core.algorithm import Array, Net
 from fedjax_core.data.federated_data import FederatedData
@@ -22,6 +21,7 @@ from fedjax_core.data.sources.dataset import is_images
 from fedjax_core.language import clip_prompts, instruction_data, load_pretrained
 from fedjax_core.language.models import clip
 from fedjax_core.language.models.transformer import DTYPES
+from fedjax_core.lazy_array import blank_array
 from fedjax_core.nn import normalize_inputs
 from fedjax_core.option_types import AtLeastOne, one_of
 from fedjax_core.task import Model, Task, make_partial_task, map_inputs
@@ -101,8 +101,7 @@ def build_task(spec: Spec, data: FederatedData, seed: int, shapes_only: bool = F
     padded = instruction_data.pad_sequences(encode(texts), 1, side="right")
     model = clip_prompts.make_prompted_classifier(network, *padded, prompts=spec.prompts, generated=spec.generated)
     if shapes_only:
-        zero = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
-        params = jax.tree.map(zero, jax.eval_shape(network.init, jax.random.key(0)))
+        params = jax.tree.map(blank_array, jax.eval_shape(network.init, jax.random.key(0)))
     elif folder is None:
         params = jax.device_get(jax.jit(network.init)(jax.random.key(seed)))
     else:

@@ -38,6 +38,7 @@ from fedjax_core.language import (
     tfds_instructions,
 )
 from fedjax_core.language.models.transformer import DTYPES, Encoder, LanguageModel
+from fedjax_core.lazy_array import blank_array
 from fedjax_core.option_types import AtLeastOne, Positive, one_of
 from fedjax_core.task import Task, check_tokens, make_partial_task
 from fedjax_core.training import adapters, metrics
@@ -314,8 +315,7 @@ def build_task(prepared: PreparedTask, adapter: adapters.AdapterConfig | None, s
         model = generation.make_writer(prepared.model)
     model = length_bucketing.with_length_buckets(model, prepared.widths, "right" if is_encoder else "left")
     if shapes_only:
-        zero = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
-        arrays: Any = jax.tree.map(zero, jax.eval_shape(model.init, jax.random.key(0)))
+        arrays: Any = jax.tree.map(blank_array, jax.eval_shape(model.init, jax.random.key(0)))
     else:
         arrays = _arrays(prepared)
     settings: dict[str, Any] = {"classes": prepared.data.classes, "population": prepared.data.clients}
