@@ -39,11 +39,7 @@ def run(simulator: Simulator, directory: str, config: Mapping[str, Any], setting
     """
     with lenient_console(), open_run(simulator, directory, config, settings) as training:
         for stop_round in training.round_boundaries():
-            records = training.train_to(stop_round)
-            is_evaluated = training.is_eval_round(stop_round)
-            by_client = training.evaluate(records) if is_evaluated else None
-            training.log(records, by_client)
-            training.checkpoint_if_due()
+            training.complete(training.train_to(stop_round))
         return training.finish()
 
 
@@ -93,11 +89,7 @@ def run_seeds(runs: Sequence[RunArguments], vmapped: VmappedSeeds) -> list[Outco
                         with step_of(i):
                             if isinstance(result, Exception):
                                 raise result
-                            records = seed.accept_rounds(result, *seconds)
-                            is_evaluated = seed.is_eval_round(records[-1]["round"])
-                            by_client = seed.evaluate(records) if is_evaluated else None
-                            seed.log(records, by_client)
-                            seed.checkpoint_if_due()
+                            seed.complete(seed.accept_rounds(result, *seconds))
         except BaseException as error:
             for opened in open_runs:  # each run ends by this error, as it would alone
                 with contextlib.suppress(BaseException), opened:

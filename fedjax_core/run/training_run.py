@@ -125,6 +125,12 @@ class TrainingRun:
         self._max_rounds = _rounds_per_dispatch(max(seconds - compile_seconds, 1e-6) / n)
         return records
 
+    def complete(self, records: list[dict[str, Any]]) -> None:
+        """Does what follows these rounds: an evaluation if one is due, their records, a checkpoint if one is due."""
+        by_client = self.evaluate(records) if self.is_eval_round(records[-1]["round"]) else None
+        self.log(records, by_client)
+        self.checkpoint_if_due()
+
     def evaluate(self, records: list[dict[str, Any]]) -> ClientScores | None:
         """Adds the scores of an evaluation to the last record. Returns the scores of single clients, if there are any.
 

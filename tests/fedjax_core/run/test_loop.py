@@ -183,7 +183,7 @@ class FakeRun:
         self.heard, self.name, self.stops, self.done = heard, name, stops, 0
 
     is_over = property(lambda self: self.done == self.stops[-1])
-    is_eval_round = scores_clients_in = lambda self, round_num: False
+    scores_clients_in = lambda self, round_num: False
 
     def next_stop(self):
         return min(stop for stop in self.stops if stop > self.done)
@@ -193,8 +193,7 @@ class FakeRun:
         self.done += result
         return [{"round": self.done}]
 
-    log = lambda self, records, by_client: None
-    checkpoint_if_due = lambda self: None
+    complete = lambda self, records: None
     finish = lambda self: self.name
 
 
