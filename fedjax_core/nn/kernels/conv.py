@@ -12,11 +12,10 @@ from jax import lax
 
 from fedjax_core import registry
 from fedjax_core.nn.kernels import are_kernels_enabled, conv_few_channels, conv_tiny_images, winograd
+from fedjax_core.nn.kernels.conv_tiny_images import Around, Size
 
 Array = jax.Array
-Around = tuple[tuple[int, int], tuple[int, int]]
 Padding = str | int | Around
-Size = tuple[int, ...]
 
 FORMS = ("auto", "native", "patches", "canonical")
 IMAGES = 4  # of a block in a kernel's gradient: the numbers in the smallest vector register

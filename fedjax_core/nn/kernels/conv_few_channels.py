@@ -10,11 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_core.nn.kernels.conv_tiny_images import results
+from fedjax_core.nn.kernels.conv_tiny_images import Around, Size, results
 
 Array = jax.Array
-Size = tuple[int, ...]
-Around = tuple[tuple[int, int], tuple[int, int]]
 
 CHANNELS = 16  # maximum of inputs and outputs
 OF_ODD = 32  # maximum of outputs for an odd number of inputs above 1

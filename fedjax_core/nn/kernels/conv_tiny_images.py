@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 Array = jax.Array
 Size = tuple[int, ...]
-Around = tuple[tuple[int, int], tuple[int, int]]
+Around = tuple[tuple[int, int], tuple[int, int]]  # padding: (top, bottom), (left, right)
 Place = tuple[int, int]
 
 MOST = 48  # maximum products of a plain convolution, since each is an operation of the program

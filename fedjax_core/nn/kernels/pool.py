@@ -8,10 +8,9 @@ import numpy as np
 from jax import lax
 
 from fedjax_core.nn.kernels import are_kernels_enabled
-from fedjax_core.nn.kernels.conv import Padding, extract_windows, resolve_padding, scatter_windows
+from fedjax_core.nn.kernels.conv import Around, Padding, extract_windows, resolve_padding, scatter_windows
 
 Array = jax.Array
-Around = tuple[tuple[int, int], tuple[int, int]]
 
 
 def max_pool(x: Array, window: int, stride: int | None = None, padding: Padding = "VALID") -> Array:

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_core.nn.kernels.conv_tiny_images import Around
+
 Array = jax.Array
-Around = tuple[tuple[int, int], tuple[int, int]]
 Grid = list[list[Array]]
 Matrix = tuple[tuple[float, ...], ...]
 
