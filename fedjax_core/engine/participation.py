@@ -42,8 +42,9 @@ def add_client_devices(spec: SimulationSpec, devices: ClientDevices) -> Simulati
     seconds = None
     if devices.profiles is not None:
         spec, seconds, is_late = count_client_seconds(spec, devices)
-        if is_late[np.asarray(spec.host_arrays.size) > 0].all():
-            raise _too_short(devices, float(seconds[np.asarray(spec.host_arrays.size) > 0].min()))
+        has_examples = np.asarray(spec.host_arrays.size) > 0
+        if is_late[has_examples].all():
+            raise _too_short(devices, float(seconds[has_examples].min()))
         if np.any(devices.profiles.failure):
             wanted["failure"] = devices.profiles.failure.astype(np.float32)
         if is_late.any() or devices.deadline is not None:

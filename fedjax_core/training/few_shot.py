@@ -124,17 +124,19 @@ class EpisodeSampler:
         return index[..., : self.shot], index[..., self.shot :]
 
 
-def make_episode_batch(arrays: Examples, support: Array, query: Array, held: Array, query_mask: Array) -> local_training.Batch:
-    """Gathers an episode of support [way, shot] and query [way, query], with their masks."""
+def make_episode_batch(
+    arrays: Examples, support: Array, query: Array, support_mask: Array, query_mask: Array
+) -> local_training.Batch:
+    """Gathers an episode by indices of its support [way, shot] and its queries [way, query], with masks of these shapes."""
     x, y = jax.tree.map(lambda a: a[query.reshape(-1)], arrays)
-    episode = Episode(x, jax.tree.map(lambda a: a[support], arrays.x), arrays.y[support[:, 0]], held)
+    episode = Episode(x, jax.tree.map(lambda a: a[support], arrays.x), arrays.y[support[:, 0]], support_mask)
     return local_training.Batch(episode, y, query_mask.reshape(-1))
 
 
-def class_prototypes(support: Array, held: Array) -> Array:
+def class_prototypes(support: Array, mask: Array) -> Array:
     """Returns mean embeddings, [way, shot, D], [way, shot] -> [way, D]; zeros for an empty class."""
-    total = jnp.sum(jnp.where(held[..., None], support, 0), 1)
-    return total / jnp.maximum(jnp.sum(held, 1), 1)[:, None]  # Eq. 1
+    total = jnp.sum(jnp.where(mask[..., None], support, 0), 1)
+    return total / jnp.maximum(jnp.sum(mask, 1), 1)[:, None]  # Eq. 1
 
 
 def squared_distances(query: Array, prototypes: Array) -> Array:

@@ -351,7 +351,7 @@ def _parse_column(cells: Sequence[str], decimal: str, are_labels: bool = False) 
     # with a decimal comma a cell with a point is no number
     plain = cells if decimal == "." else [cell.replace(".", ":").replace(",", ".") for cell in cells]
     numbers = [as_number(cell) for cell in plain]
-    present = [cell for cell, number in zip(plain, numbers, strict=True) if number == number]
+    present = [cell for cell, number in zip(plain, numbers, strict=True) if number == number]  # NaN, a missing cell, is not
     if are_labels and all(map(_LABEL.fullmatch, present)):
         return [None if number != number else int(cell.partition(".")[0]) for cell, number in zip(plain, numbers, strict=True)]
     if not are_labels and all(number is not None for number in numbers) and not any(map(_CODE.fullmatch, present)):
