@@ -179,7 +179,7 @@ def compile_for_plan(
     plan: meshes.Plan,
     offloaded: OffloadedStates | None = None,
 ) -> CompiledPlan:
-    """Returns the simulation under a plan.
+    """Returns the simulation under a plan; its programs are compiled when they are first called.
 
     Args:
       offloaded: client states that were offloaded under another plan.
@@ -322,7 +322,7 @@ def out_of_memory_reason(compiled: CompiledPlan, program: Any, arguments: tuple)
     return too_large_reason(program.lower(*arguments).compile(), limit, prefetched)
 
 
-def too_large_reason(program: jax.stages.Compiled, limit: int, beside: int = 0) -> str | None:
+def too_large_reason(program: jax.stages.Compiled, limit: int, beside: int) -> str | None:
     """Returns why a program, with `beside` bytes of other arrays, does not fit a device of `limit` bytes; None if it does.
 
     It judges by the compiler's memory analysis.

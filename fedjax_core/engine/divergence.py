@@ -92,7 +92,7 @@ def advice_for(y: np.ndarray | None) -> str:
     )
 
 
-def raise_if_all_left_out(left_out: int, present: int, round_num: int, y: np.ndarray | None = None) -> None:
+def raise_if_all_left_out(left_out: int, present: int, round_num: int, y: np.ndarray | None) -> None:
     """Raises Diverged if all clients that took part in a round were left out.
 
     Args:
@@ -143,7 +143,7 @@ def raise_if_scores_diverged(
     ids: np.ndarray,
     where: str,
     round_num: int,
-    y: np.ndarray | None = None,
+    y: np.ndarray | None,
 ) -> None:
     """Raises Diverged if a client's loss is not finite.
 

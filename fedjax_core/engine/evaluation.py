@@ -72,7 +72,7 @@ def evaluate(compiled: CompiledPlan, state: State, watch: Watch = ignore_progres
         unseen = evaluation_step.ClientScores(spec.population + np.arange(len(examples)), examples, values)
         by_client = unseen if by_client is None else evaluation_step.concatenate_clients(by_client, unseen)
         if not spec.abstract_algorithm(0).pooled:  # its one client has no mean over clients
-            metrics |= unseen_clients.participation_gaps(metrics, list(models), METRIC_NAMES[spec.targets][0])
+            metrics |= unseen_clients.participation_gaps(metrics, models, METRIC_NAMES[spec.targets][0])
     own_scores = {name for group in spec.groups for name in group.task.scores}
     divergence.warn_of_nan(metrics, own_scores, round_num)
     return EvaluationResult(metrics, by_client)

@@ -40,11 +40,13 @@ def has_convolution(weights: PyTree) -> bool:
     return any(leaf.ndim == 4 for leaf in jax.tree.leaves(weights))
 
 
-def choose_batches(evaluation: Evaluation, host: DeviceArrays, plan: Plan, platform: str, convolves: bool = False) -> ScoreBatches:
+def choose_batches(evaluation: Evaluation, host: DeviceArrays, plan: Plan, platform: str, convolves: bool) -> ScoreBatches:
     """Returns the examples at once of each kind of score; `evaluation.batch` if it is given.
 
     Args:
       plan: clients that are scored at once on a device share the cost of a batch.
+      platform: of the devices, such as "cpu".
+      convolves: whether the networks have convolutions over images.
     """
     if evaluation.batch is not None:
         return ScoreBatches(*[evaluation.batch] * len(ScoreBatches._fields))

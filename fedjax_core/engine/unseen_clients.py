@@ -1,6 +1,6 @@
 """Scores of unseen clients, if a method has models for them. Nothing of these clients reaches the server."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -127,7 +127,7 @@ def make_unseen_holdings(
     return plain, algorithm.personalise(sent, client, data, draw)
 
 
-def participation_gaps(metrics: dict[str, float], models: list[str], score: str = "accuracy") -> dict[str, float]:
+def participation_gaps(metrics: Mapping[str, float], models: Iterable[str], score: str) -> dict[str, float]:
     """Returns by model the participation gap: the mean score of the population minus that of unseen clients."""
     gaps = {}
     for name in models:

@@ -35,9 +35,7 @@ def _mean(hidden: Array, mask: Array) -> Array:
     return total / jnp.maximum(jnp.sum(mask, 1), 1)[:, None]
 
 
-def embed_texts(
-    encoder: Encoder, params: PyTree, tokens: np.ndarray, mask: np.ndarray, batch: int = 64, multiple: int = 16
-) -> Array:
+def embed_texts(encoder: Encoder, params: PyTree, tokens: np.ndarray, mask: np.ndarray, batch: int, multiple: int = 16) -> Array:
     """Embeds many texts [U, T], padded on the right, as [U, D], in batches of like lengths."""
     embed_jit = jax.jit(functools.partial(embed_batch, encoder))
     lengths = mask.sum(1)

@@ -34,7 +34,7 @@ MAY_DIFFER = (  # fields of a config that a resumed run may change
 _HOLD = {"plan?": ({"hold?": (str, type(None))}, type(None))}  # schema of a config for `check_same_hold`
 
 
-def open_workdir(directory: str | Path, config: Mapping[str, Any], fresh: bool = False) -> WorkDir:
+def open_workdir(directory: str | Path, config: Mapping[str, Any], fresh: bool) -> WorkDir:
     """Opens the directory, by process 0 first; begins it anew where `starts_afresh`."""
     if jax.process_index() == 0:
         should_restart = functools.partial(starts_afresh, directory, config, fresh)

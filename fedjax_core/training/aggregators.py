@@ -61,7 +61,7 @@ def mean(weight_fn: Callable[[Cohort], Array] = weight_by_examples) -> Reduce:
 
 def mean_by_index(
     number: int,
-    weight_fn: Callable[[Cohort], Array] = weight_by_examples,
+    weight_fn: Callable[[Cohort], Array],
     split: Callable[[PyTree, Cohort], tuple[PyTree, Array]] = lambda part, client: part,
 ) -> Reduce:
     """Returns means over the clients of each index, such as a cluster, as running sums.

@@ -95,7 +95,7 @@ def is_window(x: object) -> bool:
     return isinstance(x, Window)
 
 
-def take_windows(windows: PyTree, params: PyTree, start: Array | int = 0) -> PyTree:
+def take_windows(windows: PyTree, params: PyTree, start: Array | int) -> PyTree:
     """Returns the narrow network's parameters out of the wide one's; windows begin at channel `start`."""
 
     def take(window, x):
@@ -114,8 +114,8 @@ def _roll(x: Array, shift: Array | int, axis: int) -> Array:
     return jax.lax.dynamic_slice_in_dim(jnp.concatenate([x, x], axis), -shift % size, size, axis)
 
 
-def put_windows(windows: PyTree, params: PyTree, start: Array | int = 0) -> PyTree:
-    """Returns arrays of the wide network's shapes, zero outside of the windows that have `params`."""
+def put_windows(windows: PyTree, params: PyTree, start: Array | int) -> PyTree:
+    """Returns arrays of the wide network's shapes, zero outside of the windows that have `params`; as `take_windows`."""
 
     def put(window, x):
         x = x.reshape(window.part)

@@ -135,11 +135,11 @@ def _name_leaves(group: int | str, states: PyTree) -> dict[str, np.ndarray]:
 class ClientStates:
     """The client states of one simulation, under one plan; offloaded ones are those of the newest state."""
 
-    def __init__(self, spec: SimulationSpec, layout: Layout, offloaded: OffloadedStates | None = None):
+    def __init__(self, spec: SimulationSpec, layout: Layout, offloaded: OffloadedStates | None):
         """Creates no store.
 
         Args:
-          offloaded: states that the plan before has offloaded.
+          offloaded: states that the plan before has offloaded; None: there are none.
         """
         self._spec, self._layout, self._offloaded = spec, layout, offloaded
         self._exchange: Exchange | None = None

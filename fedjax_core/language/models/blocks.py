@@ -99,7 +99,7 @@ def read_classic_layer(config: Mapping[str, Any], order: str, activations: Seque
 class RMSNorm(nnx.Module):
     """x / rms(x) * scale, over the last axis, in float32."""
 
-    def __init__(self, width: int, epsilon: float, dtype: Any, plus_one: bool = False):
+    def __init__(self, width: int, epsilon: float, dtype: Any, plus_one: bool):
         self.scale = nnx.Param(jnp.zeros(width, dtype) if plus_one else jnp.ones(width, dtype))
         self.epsilon, self.plus_one = epsilon, plus_one
 

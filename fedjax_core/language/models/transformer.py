@@ -121,7 +121,7 @@ class Stack(NamedTuple):
     run: Callable[..., tuple[Array, PyTree]]
 
 
-def stack_layers(make: Callable[[nnx.Rngs], Any], layers: int, remat: bool = False) -> Stack:
+def stack_layers(make: Callable[[nnx.Rngs], Any], layers: int, remat: bool) -> Stack:
     """Stacks layers as one loop.
 
     Args:
@@ -261,7 +261,7 @@ def read_params(
     ignored: str,
     dtype: str,
     name: str,
-    later: bool = False,
+    later: bool,
 ) -> PyTree:
     """Reads parameters from a published file's tensors; layers are stacked.
 
