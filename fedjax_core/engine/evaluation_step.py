@@ -123,9 +123,14 @@ def score_clients(
     touched: Array,
     bounds: tuple[Array, Array],
 ):
-    """Scores group g's clients `ids` [E]: {"own": {predictor: {"loss", "accuracy"}: pairs [E]}, "all": ...}.
+    """Scores group g's clients `ids` [E].
 
-    Clients outside of the chunks in `bounds` get zeros (`client_loop.map_chunk_range`).
+    Args:
+      bounds: the chunks that are done (`client_loop.map_chunk_range`); other clients get zeros.
+
+    Returns:
+      {scope: {predictor: {score: (sums [E, ...], weights [E])}}}. Scopes are "own" and "all" as configured, and "validation" if
+      there are such examples. "all" is without the predictor "global".
     """
     if spec.is_offloaded:
         client_states = stores.init_untouched(spec, g, arrays, initial, state.key, ids, client_states, touched)
