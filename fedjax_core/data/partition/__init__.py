@@ -133,14 +133,15 @@ def _checked(name: str, result: Any, clients: int, rows: Mapping[str, int]) -> t
             wants = f"must be a list of {clients} index lists, or two of them."
             wants += " A tuple is (lists of training, lists of test examples)." if halves is result else ""
             raise TypeError(f"partition {name!r} returned {result_type}: {wants}")
-    read: list[Index | None] = []
+
+    def check_half(half: Sequence[Any], what: str, limit: int) -> Index:
+        return [check_index(f"{what} examples of client {i}", part, limit) for i, part in enumerate(half)]
+
     try:
-        for half, what, of in zip(halves, ("training", "test"), rows, strict=True):
-            read.append(half and [check_index(f"{what} examples of client {i}", part, rows[of]) for i, part in enumerate(half)])
+        train = check_half(halves[0], "training", rows["labels"])
+        test = None if halves[1] is None else check_half(halves[1], "test", rows["test_labels"])
     except ValueError as error:
         raise ValueError(f"partition {name!r}: {error}") from error
-    train, test = read
-    assert train is not None
     _warn_of_use(name, train, rows["labels"])
     return train, test
 
