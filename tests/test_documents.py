@@ -119,7 +119,7 @@ def test_notebook_runs_where_the_wheel_is(notebook, installed, data_folder, monk
         for cell in read.cells:
             cell.source = cell.source.replace(written, shorter)
     place = {"metadata": {"path": str(tmp_path)}}
-    client = nbclient.NotebookClient(read, timeout=300, startup_timeout=300, kernel_name="wheel", resources=place)
+    client = nbclient.NotebookClient(read, timeout=900, startup_timeout=300, kernel_name="wheel", resources=place)
     client.execute()
     shown = [output for cell in read.cells for output in cell.get("outputs", ()) if "image/png" in output.get("data", {})]
     assert len(shown) >= 2
