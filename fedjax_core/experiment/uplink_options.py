@@ -21,6 +21,7 @@ from fedjax_core.uplink import (
     robust_aggregation,
     secure_sum,
 )
+from fedjax_core.uplink.layout import LEAVE_OUT
 
 
 class Adversary(NamedTuple):
@@ -55,9 +56,7 @@ def should_leave_out(fields: Mapping[str, Any]) -> bool:
                 if is_secure_sum
                 else "it decides by exact losses who counts, which privacy.level='example' does not cover"
             )
-            raise ValueError(
-                f"aggregation.not_finite='leave_out': {why}; what leaves a client is finite in any case: leave the field out"
-            )
+            raise ValueError(f"{LEAVE_OUT}: {why}; what leaves a client is finite in any case: leave the field out")
         return False
     if not_finite is None:
         return bool(fields["aggregation.rule"] or fields["privacy.mechanism"])
@@ -83,7 +82,7 @@ def parse_adversary(fields: Mapping[str, Any]) -> Adversary | None:
             what = f"{field}={fields[field]!r}"
             raise ValueError(f"{given} cannot be combined with {what}: a client that is not finite ends such a run")
         if not should_leave_out(fields):
-            raise ValueError(f"{given} ends the run at once; set aggregation.not_finite='leave_out'")
+            raise ValueError(f"{given} ends the run at once; set {LEAVE_OUT}")
     return Adversary(specs, fraction)
 
 

@@ -14,6 +14,8 @@ from fedjax_core.training import aggregators
 from fedjax_core.uplink.staleness import KIND as SCHEDULE
 from fedjax_core.uplink.transform import UplinkTransform, UplinkValue
 
+LEAVE_OUT = "aggregation.not_finite='leave_out'"  # as messages name it
+
 
 class UplinkLayout:
     """Takes uplinks of one method apart, and puts them together again.
@@ -140,7 +142,6 @@ def count_delta_parameters(method: Algorithm, shapes: PyTree) -> int:
     return count_parameters(UplinkLayout(method.collect, shapes, "the method", ()).shapes.deltas)
 
 
-LEAVE_OUT = "aggregation.not_finite='leave_out'"  # as messages name it
 VARIANCE = "var"  # the last key of a running variance's path, in Flax modules and in ours
 
 
