@@ -18,21 +18,20 @@ Representation Space. NeurIPS 2023. https://arxiv.org/abs/2311.14975
   L = CE(g(f(x) + b_i), y) + kappa mean_d (r - consensus)^2 / 2
 
 The gradient takes the old r as constant. The first round only finds the consensus: clients train
-the initial model by CE(g(f(x)), y) and send r, and what they learned is dropped. From then on they
-send zeros in place of r, so that it counts in no norm.
+the initial model by CE(g(f(x)), y), and of what they send the server takes r alone. From then on it
+takes the delta alone.
 
 Unseen clients start from a shift of 0, after local training.
 
 Departures: with partial participation the consensus is that of the first round's clients; in the
-paper all clients take part in it. The D numbers of r, or zeros, travel in every round. In an
-asynchronous schedule (`config.schedule`) a client that began before there was a consensus may report
-after it: it then sends zeros, which count in the mean and move nothing. A batch's mean is that of its
-examples, and the last batch of an epoch may be short.
+paper all clients take part in it. The D numbers of r travel in every round. They are no difference to
+what the server has, so rules, attacks, compression, privacy and asynchronous schedules, which scale or
+bound differences, refuse DBE. A batch's mean is that of its examples, and the last batch of an epoch
+may be short.
 """
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -94,6 +93,7 @@ def dbe(
     """
     check_arguments(dbe, kappa=kappa, momentum=momentum)
     model, label_loss, d = task.model, local_training.label_loss(task), feature_size(task.model)
+    mean = aggregators.mean(aggregators.make_weight_fn(weights))
 
     def client_update(sent, b_i, data, key):
         on = sent.is_ready.astype(b_i.dtype)
@@ -112,8 +112,7 @@ def dbe(
         train = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)
         (params, (stats, r)), _, sums = train(start, data, key)
         new = Net(params["shared"], stats)
-        delta = jax.tree.map(lambda d: jnp.where(sent.is_ready, d, 0), optax.tree.sub(new, sent.net))
-        uplink = delta, jnp.where(sent.is_ready, 0, r)
+        uplink = optax.tree.sub(new, sent.net), r
         return ClientOutput(params["shift"], uplink, sums, local=(sent._replace(net=new), params["shift"]))
 
     def server_update(server, collected, cohort, key):
@@ -131,7 +130,7 @@ def dbe(
         server_init=lambda key: Server(model.init(key), jnp.zeros(d), jnp.zeros((), bool)),
         client_update=client_update,
         server_update=server_update,
-        collect=aggregators.mean(aggregators.make_weight_fn(weights)),
+        collect=(mean, mean._replace(payload="")),  # r is no difference
         predict={"personal": personal, "global": lambda sent, b_i, x: model.apply(sent.net, x)[0]},
         client_init=lambda key, server, client_id: jnp.zeros(d),
         targets=PER_ROW,

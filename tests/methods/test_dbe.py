@@ -7,6 +7,8 @@ import numpy as np
 import optax
 from absl.testing import parameterized
 
+from configs import dbe as dbe_config
+from fedjax_core import experiment
 from fedjax_core.algorithm import Net
 from methods.dbe import Server, dbe
 from tests import naive, toy
@@ -91,15 +93,17 @@ class DBETest(chex.TestCase):
         z, _ = MODEL.features(sent.net, naive.rows(toy.data())[1][0], train=True)
         np.testing.assert_allclose(out.uplink[1], np.mean(z, 0), atol=1e-6)
 
-    def test_what_is_learned_before_the_consensus_is_not_sent_and_means_after_it_are_not(self):
-        net, algorithm = MODEL.init(jax.random.key(1)), made(dbe)(toy.task())
-        before, after = (
-            toy.update_client(algorithm, Server(net, jnp.zeros(D), jnp.asarray(ready)), jnp.zeros(D)).uplink
-            for ready in (False, True)
-        )
-        for zeros, numbers in ((before[0], before[1]), (after[1], after[0])):
-            self.assertFalse(any(np.any(leaf) for leaf in jax.tree.leaves(zeros)))
-            self.assertTrue(all(np.any(leaf) for leaf in jax.tree.leaves(numbers)))
+    def test_what_scales_or_bounds_deltas_is_refused_since_mean_features_are_none(self):
+        """A vote or a server's rate would else scale the consensus, which one round makes for all others."""
+        for field, value, what in (
+            ("compression.uplink", "sign(majority=True)", "compression"),
+            ("aggregation.rule", "norm_bound(bound=1.0)", "rule"),
+            ("schedule", "fedbuff(buffer=2, server_lr=0.5)", "schedule"),
+        ):
+            with self.assertRaisesRegex(ValueError, rf"{what} .*; part \[1\] of the uplink of dbe is neither"):
+                config = dbe_config.get_config("smoke")
+                config.update_from_flattened_dict({field: value})
+                experiment.build(config)
 
     def test_a_strong_pull_moves_mean_features_to_the_consensus(self):
         sent = Server(MODEL.init(jax.random.key(1)), jnp.full(D, 0.3), jnp.ones((), bool))

@@ -217,6 +217,7 @@ def cohort(name):
     ("name", "says"),
     [
         ("fedamp", "attack 'same' supports deltas and class means; the uplink of fedamp is neither"),
+        ("dbe", r"part \[1\] of the uplink of dbe is neither: the method combines it in a way of its own"),
         ("fedskc", r"part \[0\] of the uplink of fedskc is neither: the method combines it in a way of its own"),
         *(
             (name, rf"attack 'same' changes .*; part \[1\] of the uplink of {name} is a number")
