@@ -64,7 +64,7 @@ def select_examples(tree: PyTree, index: np.ndarray) -> PyTree:
 
 TARGETS = {  # the kind of an example's target: what an array of them is
     "classes": "one class of each row, [rows] integers",
-    "labels": "several labels of each row, [rows, K] truth values as uint8",
+    "labels": "several labels of each row, [rows, K] booleans",
     "numbers": "real numbers, [rows, D] floats",
     "tokens": "a token for each place of a text, [rows, T] integers, negative where none counts",
 }
@@ -76,7 +76,7 @@ def targets_of(y: Any) -> str:
     """Returns which of `TARGETS` an array of targets is, by its dtype and its axes.
 
     >>> import numpy as np
-    >>> targets_of(np.zeros((4,), np.int32)), targets_of(np.zeros((4, 3), np.uint8))
+    >>> targets_of(np.zeros((4,), np.int32)), targets_of(np.zeros((4, 3), bool))
     ('classes', 'labels')
 
     Raises:
@@ -84,7 +84,7 @@ def targets_of(y: Any) -> str:
     """
     if y.ndim == 1 and jnp.issubdtype(y.dtype, jnp.integer):
         return "classes"
-    kinds = {jnp.uint8: "labels", jnp.floating: "numbers", jnp.signedinteger: "tokens"}
+    kinds = {jnp.bool_: "labels", jnp.floating: "numbers", jnp.signedinteger: "tokens"}
     for kind, name in kinds.items():
         if y.ndim == 2 and jnp.issubdtype(y.dtype, kind):
             return name

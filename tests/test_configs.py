@@ -65,7 +65,7 @@ def femnist() -> sources.Dataset:
 
 def flair(size: int) -> sources.Dataset:
     """Returns a black image per user."""
-    x, y = np.broadcast_to(np.zeros(1, np.uint8), (41_131, size, size, 3)), np.zeros((41_131, 17), np.uint8)
+    x, y = np.broadcast_to(np.zeros(1, np.uint8), (41_131, size, size, 3)), np.zeros((41_131, 17), bool)
     return sources.from_arrays(x, y, x[:100], y[:100], targets="labels", train_clients=np.arange(41_131))
 
 

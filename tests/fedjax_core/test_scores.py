@@ -55,6 +55,28 @@ def config(*scores: str, **changes):
     return made
 
 
+def test_own_losses_and_scores_compute_with_labels_as_numbers():
+    """Labels are booleans; as bytes, 2 * y - 1 would be 255 for a label that is absent."""
+
+    def hinge(logits, y, mask):
+        return jnp.sum(jnp.where(mask, jnp.maximum(0, 1 - (2 * y - 1) * logits).mean(1), 0)) / jnp.sum(mask)
+
+    def margin(outputs, x, y, mask):
+        return jnp.sum(jnp.where(mask, ((2 * y - 1) * outputs["logits"]).mean(1), 0)), jnp.sum(mask)
+
+    made = config(data__source="multilabel", data__partition="iid", cohort__fraction=1.0, optimizer__lr=1e-12)
+    made.evaluation.scores = None
+    simulation = experiment.build(made, loss=hinge, scores=[margin])
+    state, (record,) = simulation.run_rounds(simulation.init(seed=0), 1)
+    model, data = simulation.spec.groups[0].task.model, simulation.spec.data
+
+    def margins(examples):
+        return np.where(examples.y, 1, -1) * np.asarray(model.apply(state.server.net, examples.x)[0]["logits"])
+
+    np.testing.assert_allclose(simulation.evaluate(state).metrics["test/global/margin"], margins(data.test).mean(), atol=1e-5)
+    np.testing.assert_allclose(record["train/loss"], np.maximum(0, 1 - margins(data.train)).mean(), atol=1e-5)
+
+
 @pytest.fixture
 def mine(tmp_path) -> str:
     (tmp_path / "mine.py").write_text(CODE)

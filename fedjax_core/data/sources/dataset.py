@@ -309,7 +309,7 @@ def _truths(what: str, values: Any) -> np.ndarray:
     values = _array(what, values)
     if values.ndim != 2 or 0 in values.shape[1:] or values.dtype.kind not in "buif" or not np.isin(values, (0, 1)).all():
         raise ValueError(f"{what} has shape {values.shape} and type {values.dtype}: must be truth values, or 0 and 1, [n, K].")
-    return values.astype(np.uint8)
+    return values.astype(bool)
 
 
 def _numbers(what: str, values: Any) -> np.ndarray:

@@ -91,7 +91,7 @@ def mock_dataset(size: Size, name: str, domains: int = 1) -> Dataset:
             y = (np.arange(rows) % size.classes).astype(np.int32)
         else:
             row, kind = {
-                "labels": ((size.classes,), "uint8"),
+                "labels": ((size.classes,), "bool"),
                 "numbers": ((size.classes,), "float32"),
                 "tokens": (size.shape, "int32"),
             }[size.targets]

@@ -21,7 +21,7 @@ def made(kind):
 
 def test_arrays_become_targets():
     labels, numbers = made("labels"), made("numbers")
-    assert labels.train.y.dtype == np.uint8
+    assert labels.train.y.dtype == bool
     assert labels.class_names == ("0", "1", "2")
     assert (numbers.train.y.dtype, numbers.train.y.shape) == (np.float32, (8, 1))
     text = np.array([[3, 1, 2, 0], [2, 2, -1, -1]])

@@ -36,7 +36,7 @@ def data(kind: str) -> federated_data.FederatedData:
     def targets(y):
         hot = np.eye(toy.CLASSES)[y]
         if kind == "labels":
-            return (hot + np.roll(hot, 1, 1) > 0).astype(np.uint8)
+            return (hot + np.roll(hot, 1, 1) > 0).astype(bool)
         return (hot + rng.normal(size=hot.shape) * 0.1).astype(np.float32)
 
     both = [Examples(part.x, targets(part.y)) for part in (plain.train, plain.test)]

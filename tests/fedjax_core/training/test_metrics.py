@@ -75,7 +75,7 @@ def values(kind, sums):
 
 def test_average_precision_is_scikit_learns_of_scores_in_steps():
     rng = np.random.default_rng(0)
-    y = (rng.random((100, 4)) < (0.1, 0.3, 0.5, 0.0)).astype(np.uint8)
+    y = (rng.random((100, 4)) < (0.1, 0.3, 0.5, 0.0)).astype(bool)
     logits = (rng.normal(size=y.shape) * 4 + 2 * y).astype(np.float32)
     logits[0] = 40.0  # beyond the reach
     found = values("labels", added(logits, y))
@@ -94,11 +94,11 @@ def test_average_precision_is_scikit_learns_of_scores_in_steps():
 
 
 def test_a_client_without_positives_has_no_average_precision():
-    nothing = added(np.zeros((3, 2), np.float32), np.zeros((3, 2), np.uint8))
+    nothing = added(np.zeros((3, 2), np.float32), np.zeros((3, 2), bool))
     both = {
         name: tuple(np.stack(pair) for pair in zip(a, b, strict=True))
         for (name, a), b in zip(
-            nothing.items(), added(np.array([[3.0, -1.0], [-3.0, 1.0]]), np.eye(2, dtype=np.uint8)).values(), strict=True
+            nothing.items(), added(np.array([[3.0, -1.0], [-3.0, 1.0]]), np.eye(2, dtype=bool)).values(), strict=True
         )
     }
     found = metrics.finalize_metrics("labels", both)

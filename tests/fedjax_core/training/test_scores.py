@@ -20,7 +20,7 @@ def rows(number: int = 400, scale: float = 2.0, kind: str = "classes", seed: int
     if kind == "labels":
         hot = (hot + np.roll(hot, 1, 1) * (rng.random(number) < 0.5)[:, None] > 0).astype(np.float64)
     logits = (scale * (hot + rng.normal(size=hot.shape))).astype(np.float32)
-    return logits, hot.astype(np.uint8) if kind == "labels" else y.astype(np.int32)
+    return logits, hot.astype(bool) if kind == "labels" else y.astype(np.int32)
 
 
 def merged(score, logits, y, batch: int = 64):
