@@ -65,7 +65,7 @@ def _digest(arrays: list[Named]) -> ContentDigest:
         array = jax.device_get(array) if isinstance(array, jax.Array) else array
         array = array if hasattr(array, "dtype") else np.asarray(array)
         dtype = np.dtype(array.dtype).newbyteorder("<")
-        kind = "uint8" if dtype == bool else dtype.name  # as it was when truth values were bytes
+        kind = "uint8" if dtype.kind == "b" else dtype.name  # as it was when truth values were bytes
         digest.update(f"{name} {kind} {[number, *array.shape[1:]]}\n".encode())
         row_bytes = dtype.itemsize * math.prod(array.shape[1:])
         spans = _sample(number, row_bytes)
