@@ -128,7 +128,7 @@ def _open_examples(path: Path, description: dict[str, Any], array: str | None) -
         raise FileNotFoundError(f"there is no {path}")
     if floats or len(shape) != 3 or shape[2] not in (1, 3):
         what = f"{'float' if floats else 'uint8'} examples of shape {list(shape)}"
-        raise ValueError(f"the model was trained on {what}, not on image files; give such an array (.npy or .npz)")
+        raise ValueError(f"the model was trained on {what}, not on files of images or tables; give such an array (.npy or .npz)")
     files = _list_images(path)
     names = [file.relative_to(path if path.is_dir() else path.parent).as_posix() for file in files]
     return names, lambda start, stop: np.stack([_read_image(file, shape) for file in files[start:stop]])

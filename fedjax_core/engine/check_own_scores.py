@@ -77,9 +77,10 @@ def _check_padding(what: str, function: Callable, given: tuple[np.ndarray, ...])
         return
     if not np.isclose(with_padding, without, rtol=1e-2, atol=1e-3, equal_nan=True):
         name = getattr(metrics.unwrap_score(function), "__name__", function)
+        shapes = ", ".join(str(list(leaf.shape)) for leaf in given)
         raise ValueError(
             f"{what} {name!r} counts examples outside of `mask`, which pad a batch and may hold anything; return "
-            "losses.masked_mean(values, mask)"
+            f"losses.masked_mean(values, mask), with one value per example; it was given {shapes} and a mask [{EXAMPLES + PADDING}]"
         )
 
 

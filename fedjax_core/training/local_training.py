@@ -177,10 +177,15 @@ def loss_and_metrics(
 
 
 def loss_metrics(value: Array, logits: Array, batch: Batch) -> dict[str, metrics.Pair]:
-    """Returns "loss", and "accuracy" of logits [B, K] for classes and tokens, of a mean loss."""
-    examples = jnp.sum(batch.mask, dtype=jnp.float32)
+    """Returns "loss", and "accuracy" of logits [B, K] for classes and tokens, of a mean loss.
+
+    The loss is weighted by the number of examples that have a target: of tokens, one that is not negative.
+    """
+    kind = targets_of(batch.y)
+    counted = jnp.any(losses.target_mask(batch.y, batch.mask), 1) if kind == "tokens" else batch.mask
+    examples = jnp.sum(counted, dtype=jnp.float32)
     sums = {"loss": (value * examples, examples)}
-    if targets_of(batch.y) in ("labels", "numbers"):
+    if kind in ("labels", "numbers"):
         return sums
     return sums | {"accuracy": metrics.accuracy(logits, batch.y, batch.mask)}
 

@@ -207,6 +207,11 @@ def _is_pair(example: Any) -> bool:
 
 
 def _inputs(what: str, values: Any) -> np.ndarray:
+    if isinstance(values, Mapping):
+        raise ValueError(
+            f"{what} is a mapping of {', '.join(map(str, values))}: must be one array; put them side by side on the last axis, "
+            "take them apart in the network, and set config.normalise='unit'"
+        )
     values = _array(what, values)
     if values.ndim < 2 or 0 in values.shape[1:]:
         hint = f"; pass {what}[:, None] for one number per example" if values.ndim == 1 else ""
@@ -339,11 +344,12 @@ def _target_names(targets: str, names: Sequence[str] | None, train: Examples, te
         return _each_once("class_names", range(width) if names is None else names)
     columns = {"train_y": train.y, "test_y": test.y}
     if targets == "tokens":
-        columns = {what: np.maximum(values, 0) for what, values in columns.items()} | {"train_x": train.x, "test_x": test.x}
-        columns = {what: values for what, values in columns.items() if np.issubdtype(values.dtype, np.integer)}
+        columns = {what: np.maximum(values, 0) for what, values in columns.items()}
+        if np.issubdtype(train.x.dtype, np.signedinteger):  # token ids, which the network embeds; uint8 are pixels
+            columns |= {"train_x": train.x, "test_x": test.x}
     given, names = names, _names("class_names", names, columns)
-    if given is None and targets == "classes":
-        _warn_of_empty_classes(len(names), np.concatenate([train.y, test.y]))
+    if given is None and "train_x" not in columns:
+        _warn_of_empty_classes(len(names), np.concatenate([columns["train_y"], columns["test_y"]]))
     if len(names) < 2:
         what = "class: classification" if targets == "classes" else "token: a text"
         raise ValueError(f"{len(names)} {what} needs at least 2; pass class_names if labels are missing.")

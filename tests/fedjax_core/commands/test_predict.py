@@ -449,7 +449,7 @@ def test_mistakes_about_the_model(saved, photos, tmp_path, capfd):
     for arguments, status, said in [
         ([broken, photos], 1, "is not a safetensors file, or is damaged"),
         ([tmp_path / "none", photos], 1, "cannot read"),
-        ([floats, photos], 1, "the model was trained on float examples of shape [3], not on image files"),
+        ([floats, photos], 1, "the model was trained on float examples of shape [3], not on files of images or tables"),
         ([floats, tmp_path / "x.npy"], 1, "is of uint8; the model takes floats"),
         ([saved, photos, "--batch=0"], 1, "batch=0 must be at least 1"),
         ([saved], 2, "examples"),

@@ -47,6 +47,23 @@ def test_wrong_targets_end_in_one_line(y, targets, message):
         sources.from_arrays(X[:8], y[:8], X[8:], y[8:], targets=targets)
 
 
+def test_a_mapping_of_inputs_is_refused_with_what_works():
+    x = {"nodes": X, "mask": X > 0}
+    with pytest.raises(ValueError, match=r"train_x is a mapping of nodes, mask: must be one array; put them side by side"):
+        sources.from_arrays(x, np.arange(12) % 2, x, np.arange(12) % 2)
+
+
+def test_classes_of_pixels_are_counted_by_the_targets_alone(caplog):
+    """Not by pixels, which are uint8 and no token ids."""
+    pixels, y = np.arange(48, dtype=np.uint8).reshape(6, 4, 2), np.arange(24).reshape(6, 4) % 3
+    for x in (pixels, pixels[..., 0], pixels / 255):
+        assert sources.from_arrays(x[:4], y[:4], x[4:], y[4:], targets="tokens").class_names == ("0", "1", "2")
+    assert "classes" not in caplog.text
+    y[0, 0] = 255  # a mark for "not annotated", in place of a negative number
+    sources.from_arrays(pixels[:4], y[:4], pixels[4:], y[4:], targets="tokens")
+    assert "252 of 256 classes, such as 3, have neither training nor test examples" in caplog.text
+
+
 def test_tables_have_targets():
     rows = [{"x": [i, 1.0], "tags": ["a", "b"][: i % 3], "size": i / 2, "weight": 1.0, "who": f"u{i % 2}"} for i in range(10)]
     labels = sources.from_table(rows, x="x", y="tags", targets="labels", clients="who", test_fraction=0.2)

@@ -11,7 +11,7 @@ import pytest
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import ClientData, ClientSettings, Examples, Net
-from fedjax_core.training import local_training, optimizers
+from fedjax_core.training import local_training, losses, optimizers
 from tests import naive, toy
 
 MODEL = toy.model()
@@ -303,6 +303,23 @@ def descend(optimizer, gradients, w):
         w = optax.apply_updates(w, updates)
         iterates.append(np.asarray(w))
     return iterates
+
+
+def test_examples_without_a_target_have_no_weight_in_the_mean_loss():
+    """Else a minibatch of them would count as one of loss 0."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(12, 4, toy.INPUTS)).astype(np.float32), rng.integers(toy.CLASSES, size=(12, 4))
+    y[[0, 1, 2, 7]] = -1
+    y[3, 2:] = -1
+    logits = jnp.asarray(rng.normal(size=(12, 4, toy.CLASSES)).astype(np.float32))
+    has_target = np.ones(12, bool)
+    has_target[[0, 1, 2, 7]] = False
+    for rows in (slice(0, 3), slice(2, 9)):
+        batch = local_training.Batch(jnp.asarray(x[rows]), jnp.asarray(y[rows].astype(np.int32)), jnp.ones(len(y[rows]), bool))
+        value = losses.cross_entropy(logits[rows], batch.y, batch.mask)
+        total, number = local_training.loss_metrics(value, logits[rows], batch)["loss"]
+        assert number == has_target[rows].sum()
+        np.testing.assert_allclose(total, value * has_target[rows].sum(), rtol=1e-6)
 
 
 def test_nesterov_needs_momentum():
