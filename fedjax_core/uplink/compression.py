@@ -331,6 +331,11 @@ def make_transform(name: str, compressor: Compressor) -> UplinkTransform:
                 f"compressor {name!r} sends a part of a delta now and the rest later; {method} sends class "
                 "means, of which the rest would count as zero; quantise and bfloat16 support both"
             )
+        if compressor.reduce and (number := len(shapes.deltas)) > 1:
+            raise ValueError(
+                f"compressor {name!r} replaces the mean of one delta by steps of its own; {method} sends {number} deltas, whose "
+                "lengths the server reads; sign without majority keeps them"
+            )
 
     return UplinkTransform(
         "compression",

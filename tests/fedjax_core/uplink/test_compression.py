@@ -126,6 +126,13 @@ def test_a_round_sends_packed_arrays_up_and_down():
     assert everything.spec.shapes.up == numbers * (4 + 2)
 
 
+@pytest.mark.parametrize("name", ["scaffold", "fedcm"])
+def test_a_majority_votes_on_one_delta(name):
+    """FedCM's direction is the delta over the sum of the rates; a vote would make both equally long."""
+    with pytest.raises(ValueError, match=f"'sign' replaces the mean of one delta by steps of its own; {name} sends 2 deltas"):
+        toy.simulate(name, transforms=[compression.parse_compressor("sign(majority=True)")])
+
+
 def test_class_means_are_not_sent_in_part():
     with pytest.raises(ValueError, match="'top_k' sends a part of a delta now and the rest later; fedproto sends class means"):
         toy.simulate("fedproto", transforms=[compression.parse_compressor("top_k")])
