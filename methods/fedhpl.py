@@ -202,7 +202,7 @@ def fedhpl(
 
         if compress:
             total, n, examples = local_training.sum_over_batches(by_class, data, batch=batch)
-            knowledge = (total / jnp.maximum(n, 1)[:, None], n)  # Eq. 10
+            knowledge = local_training.divide_class_sums(total, n)  # Eq. 10
         else:
             p, chosen, y = local_training.map_examples(lambda batch: (*predict(batch), batch.y), data, batch=batch)
             mask = jnp.arange(len(y)) < data.size
@@ -218,8 +218,8 @@ def fedhpl(
 
     def map_part(part, client):
         if not compress:  # [M, K], and labels [M], where K is none
-            total, n = local_training.class_sums(part[0], part[1], part[1] < classes, classes)
-            part = (total / jnp.maximum(n, 1)[:, None], n, *part[2:])
+            p, y, *m = part
+            part = *local_training.divide_class_sums(*local_training.class_sums(p, y, y < classes, classes)), *m
         return weighted.map(part, client)
 
     def server_init(key):

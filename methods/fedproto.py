@@ -138,8 +138,8 @@ def fedproto(
         is_last = lambda net, data, e: jnp.equal(e, local_training.num_epochs(data, epochs, batch) - 1)
         settings: dict[str, Any] = {"epochs": epochs, "batch": batch, "epoch_inputs": is_last}
         trained = local_training.fit(loss, optimizer(task.round_num), **settings)(w_i, data, key)
-        sums, (total, count) = trained.sums
-        return ClientOutput(trained.net, (total / jnp.maximum(count, 1)[:, None], count), sums)
+        sums, by_class = trained.sums
+        return ClientOutput(trained.net, local_training.divide_class_sums(*by_class), sums)
 
     def nearest(sent, w_i, x):
         z = model.features(w_i, x)[0]

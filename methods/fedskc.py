@@ -443,11 +443,10 @@ def fedskc(
                 scale = local_training.sum_over_batches(batch_distances, data, batch=batch) / jnp.maximum(data.size, 1)
             return _Epoch(scale, jnp.asarray(e == local_training.num_epochs(data, epochs, batch) - 1))
 
-        w_k, _, (sums, class_logits) = local_training.fit(
-            loss, optimizer(task.round_num), epochs=epochs, batch=batch, epoch_inputs=epoch_inputs
-        )(sent.net, data, key)
+        train = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch, epoch_inputs=epoch_inputs)
+        w_k, _, (sums, class_logits) = train(sent.net, data, key)
         if knowledge_options.source == "training":
-            c, count = class_logits[0] / jnp.maximum(class_logits[1], 1)[:, None], class_logits[1]
+            c, count = local_training.divide_class_sums(*class_logits)
         else:
             c, count = local_training.class_means(
                 lambda b: outputs(w_k, b)[0][knowledge_options.of], data, classes=classes, batch=batch
