@@ -75,9 +75,7 @@ class Sent(NamedTuple):
     shared: tuple[tuple[PyTree, Array], ...]
 
 
-def mean_by_shape(
-    shapes: Sequence[PyTree], shape_index: Sequence[int], weight_fn: Callable[[Cohort], Array] = aggregators.weight_by_examples
-) -> Reduce:
+def mean_by_shape(shapes: Sequence[PyTree], shape_index: Sequence[int], weight_fn: Callable[[Cohort], Array]) -> Reduce:
     """Returns means over the clients whose parts have equal shapes, where architectures differ.
 
     For uplinks that are tuples of trees, the i-th of which has shapes `shapes[shape_index[i]]`; `shapes`
@@ -89,13 +87,11 @@ def mean_by_shape(
         w = weight_fn(client)
         total = [(optax.tree.zeros_like(shape), jnp.zeros_like(w)) for shape in shapes]
         for slot, tree in zip(shape_index, part, strict=True):
-            total[slot] = jax.tree.map(lambda x: (w * x).astype(x.dtype), tree), w
+            total[slot] = aggregators.weigh(tree, w), w
         return tuple(total)
 
     def finalize(total):
-        return tuple(
-            (jax.tree.map(lambda x, w=w: (x / jnp.maximum(w, aggregators.TINY)).astype(x.dtype), form), w) for form, w in total
-        )
+        return tuple((aggregators.divide_by_weight(form, w), w) for form, w in total)
 
     return Reduce(map_part, "add", finalize)
 

@@ -120,12 +120,11 @@ def hetlora(
 
     def map_part(part: Uplink, client):
         w = aggregators.weight_uniformly(client) * part.norm if weights == "norms" else aggregators.WEIGHT_FNS[weights](client)
-        return jax.tree.map(lambda x: (w * x).astype(x.dtype), part.net), w
+        return aggregators.weigh(part.net, w), w
 
     def server_update(server, collected, cohort, key):
         total, w = collected
-        mean = jax.tree.map(lambda x: (x / jnp.maximum(w, aggregators.TINY)).astype(x.dtype), total)
-        return server._replace(net=optax.tree.where(w > 0, mean, server.net)), {}
+        return server._replace(net=optax.tree.where(w > 0, aggregators.divide_by_weight(total, w), server.net)), {}
 
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch)
     return base._replace(
