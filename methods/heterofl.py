@@ -134,7 +134,7 @@ def heterofl(
 
     def finalize(total):
         deltas, w, by_class = total
-        held = jax.tree.map(jnp.zeros_like, deltas)
+        held = optax.tree.zeros_like(deltas)
         for g, of_group in enumerate(windows):
             ones = jax.tree.map(lambda s, g=g: jnp.full(s.shape, w[g], s.dtype), task.peers[g].shapes.params)
             if masked:
