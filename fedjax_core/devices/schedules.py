@@ -39,7 +39,7 @@ class Schedule(NamedTuple):
 
     @property
     def has_weights(self) -> bool:
-        """Returns whether the server weights deltas."""
+        """Whether the server weights deltas."""
         return self.mixes_models or bool(np.any(self.weight_fn(np.arange(1000.0)) != 1))
 
 
