@@ -167,7 +167,8 @@ class Contents:
             if label not in ours.clients or label not in theirs.clients:  # such as unseen clients, whom one of them cannot serve
                 continue
             shares = client_statistics.find_worse_off(ours.clients[label], ours.scores[label], theirs.clients[label])
-            pairs |= {} if shares is None else {seed: shares}
+            if shares is not None:
+                pairs[seed] = shares
         return pairs
 
     def _results(self, row: str, column: str) -> dict[int, Result]:
