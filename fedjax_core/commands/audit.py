@@ -29,8 +29,7 @@ from fedjax_core.commands.main import run_and_exit
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.data.target_types import require_classes
 from fedjax_core.engine.simulator import Simulator
-from fedjax_core.experiment.ledger import make_ledger
-from fedjax_core.privacy import ExampleLedger
+from fedjax_core.experiment.ledger import ExampleLedger, make_ledger
 from fedjax_core.reporting import console
 from fedjax_core.reporting.terminal import write_text
 from fedjax_core.storage.json_files import read_json, to_json_values, write_json
