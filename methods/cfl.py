@@ -145,7 +145,7 @@ def cfl(
     )
 
 
-def bipartition(similarity: Array, members: Array, linkage: str = "single") -> Array:
+def bipartition(similarity: Array, members: Array, linkage: str) -> Array:
     """Returns the group [N] of each member, one of two ids; at least two members.
 
     Args:

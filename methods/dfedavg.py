@@ -36,7 +36,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core.algorithm import TARGETS, Algorithm, Array, ClientOutput, Cohort, Net
+from fedjax_core.algorithm import TARGETS, Algorithm, Array, ClientOutput, Net
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, Seed, check_arguments, one_of
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training, metrics
@@ -116,16 +116,16 @@ def dfedavg(
         local = Sent(trained.net, sent.mean), is_unseen
         return ClientOutput(is_unseen, delta, trained.sums, local=local, wire=(sent_by_all, sent_by_all))
 
-    def weights_of(cohort: Cohort) -> tuple[Array, Array]:
+    def weights_of(active: Array, ids: Array) -> tuple[Array, Array]:
         """Returns W [C, C] of the clients that take part, and [C, C] whether one receives of another."""
-        active, ids = cohort.examples > 0, jnp.minimum(cohort.ids, clients - 1)
         w = jnp.asarray(matrices)[task.round_num % len(matrices)][ids[:, None], ids[None]]
         w = jnp.where(aggregators.other_pairs(active), w, 0)
         return w + jnp.diag(jnp.where(active, 1 - jnp.sum(w, 1), 0)), w > 0
 
     def server_update(server, deltas, cohort, key):
-        w, is_link = weights_of(cohort)
-        old = jax.tree.map(lambda x: jnp.take(x, cohort.ids, axis=0, mode="clip"), server.models)
+        ids = jnp.minimum(cohort.ids, clients - 1)
+        w, is_link = weights_of(cohort.examples > 0, ids)
+        old = aggregators.take_row(server.models, ids)
         if order == "train_mix":
             new = aggregators.mix_clients(optax.tree.add(old, deltas), w)
         else:

@@ -35,6 +35,11 @@ from methods.fedavg import fedavg
 _FRESH = 0x6672  # key of personal models with their own initial draws
 
 
+def own_init_key(key: Array, client_id: Array) -> Array:
+    """Returns the key of a client's own initial personal model; `key` is that of the common one."""
+    return jax.random.fold_in(jax.random.fold_in(key, _FRESH), client_id)
+
+
 def with_personal_model(
     task: Task,
     base: Algorithm,
@@ -69,7 +74,7 @@ def with_personal_model(
         return ClientOutput(v_k, out.uplink, out.metrics | more, local=(out.local[0], v_k))
 
     def client_init(key, server, client_id):
-        return model.init(jax.random.fold_in(jax.random.fold_in(key, _FRESH), client_id) if fresh else key)
+        return model.init(own_init_key(key, client_id) if fresh else key)
 
     return base._replace(
         client_update=client_update,

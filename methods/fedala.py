@@ -39,7 +39,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core.algorithm import Algorithm, Array, ClientOutput, Net, PyTree
+from fedjax_core.algorithm import Algorithm, Array, ClientData, ClientOutput, Net, PyTree
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, PositiveFraction, check_arguments
 from fedjax_core.task import Task
 from fedjax_core.training import local_training
@@ -116,7 +116,7 @@ def fedala(
             value, aux = supervised(mixed(net.params), batch, key)
             return value, aux._replace(stats=())
 
-        step = optax.chain(optax.sgd(mix_lr), _stay_fractions())  # (B)
+        step = optax.chain(optax.sgd(mix_lr), _keep_in_unit_interval())  # (B)
         learn = local_training.fit(loss, step, epochs=1, batch=batch)
         window = draw_window(data, fraction, jax.random.fold_in(key, _WINDOW))
         limit = jnp.where(client.rounds == 0, 0, jnp.where(client.rounds == 1, first_limit, 1))
@@ -160,14 +160,14 @@ def fedala(
     )
 
 
-def draw_window(data: local_training.ClientData, fraction: float, key: Array) -> local_training.ClientData:
+def draw_window(data: ClientData, fraction: float, key: Array) -> ClientData:
     """Returns a random window of a client's examples in stored order: floor(fraction n), at least one."""
     size = jnp.maximum(jnp.floor(fraction * data.size).astype(data.size.dtype), 1)
     start = jax.random.randint(key, (), 0, jnp.maximum(data.size - size, 0) + 1)
     return data._replace(index=jnp.roll(data.index, -start), size=jnp.minimum(size, data.size))
 
 
-def _stay_fractions() -> optax.GradientTransformation:
+def _keep_in_unit_interval() -> optax.GradientTransformation:
     """Cuts steps off where a parameter would leave [0, 1]."""
     clipped = lambda u, a: jnp.clip(a + u, 0, 1) - a
     return optax.stateless(lambda updates, params: jax.tree.map(clipped, updates, params))

@@ -29,7 +29,6 @@ clients keep theirs. In round 1 u_i is the common initialization. Batch statisti
 are never sent.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Literal
 
@@ -126,7 +125,7 @@ def _from_each(stacked: PyTree, term: Callable[[Array, Array], Array]) -> Array:
     """Returns the sum [C, C] over all parameters of term(w_j, w_i)."""
 
     def row(w_i):
-        of = lambda all_, one: jnp.sum(term(all_, one[None]), tuple(range(1, all_.ndim)))
-        return functools.reduce(jnp.add, jax.tree.leaves(jax.tree.map(of, stacked, w_i)))
+        sums = jax.tree.map(lambda all_, one: jnp.sum(term(all_, one[None]), tuple(range(1, all_.ndim))), stacked, w_i)
+        return jax.tree.reduce(jnp.add, sums)
 
     return jax.lax.map(row, stacked)

@@ -77,8 +77,8 @@ def fedavg(
         return Server(net, aggregator.init(net))
 
     def client_update(sent, client, data, key):
-        w_k = train(sent, data, key)
-        return ClientOutput(client, optax.tree.sub(w_k.net, sent), w_k.sums, local=(w_k.net, client))
+        w_k, _, sums = train(sent, data, key)
+        return ClientOutput(client, optax.tree.sub(w_k, sent), sums, local=(w_k, client))
 
     def server_update(server, collected, cohort, key):
         return Server(*aggregator.update(server.net, collected, cohort, server.review)), {}

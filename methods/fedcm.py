@@ -96,8 +96,7 @@ def fedcm(
 
     def server_update(server, collected, cohort, key):
         delta, direction = collected
-        is_empty = jnp.sum(cohort.examples > 0) == 0
-        direction = optax.tree.where(is_empty, server.direction, direction)
+        direction = optax.tree.where(jnp.any(cohort.examples > 0), direction, server.direction)
         params = optax.tree.add_scale(server.net.params, server_lr, delta.params)
         return Server(Net(params, optax.tree.add(server.net.stats, delta.stats)), direction), {}
 

@@ -36,7 +36,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core.algorithm import TARGETS, Algorithm, Array, ClientOutput, Net
+from fedjax_core.algorithm import TARGETS, Algorithm, Array, ClientData, ClientOutput, Net
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, BelowOne, Fraction, NonNegative, check_arguments, one_of
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
@@ -135,7 +135,7 @@ def fedfomo(
     )
 
 
-def split_rows(data: local_training.ClientData, validation: float) -> tuple[local_training.ClientData, local_training.ClientData]:
+def split_rows(data: ClientData, validation: float) -> tuple[ClientData, ClientData]:
     """Returns a client's examples for training, and floor(validation n) others for validation.
 
     The stored order may be that of the classes, so it is shuffled first, by a key that never changes.

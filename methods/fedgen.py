@@ -247,9 +247,8 @@ def fedgen(
                 value += strength * recipe.beta * losses.distillation(outputs["logits"], model.head(net, z), minibatch.mask)
             return value, local_training.Aux(stats, local_training.loss_metrics(ce, outputs["logits"], minibatch))
 
-        trained = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)(
-            put_entry(body, "head", sent.head), data, key
-        )
+        train = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)
+        trained = train(put_entry(body, "head", sent.head), data, key)
         new_body, new_head = split_head(trained.net)
         counts = local_training.class_counts(data, classes=classes, batch=batch)
         delta = () if mixed else optax.tree.sub(new_body, body)

@@ -74,8 +74,8 @@ def fedhe(
             return value, local_training.Aux(stats, (local_training.loss_metrics(ce, logits, batch), produced))
 
         trained = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)(w_i, data, key)
-        sums, (total, count) = trained.sums
-        return ClientOutput(trained.net, (total / jnp.maximum(count, 1)[:, None], count), sums)
+        sums, by_class = trained.sums
+        return ClientOutput(trained.net, local_training.divide_class_sums(*by_class), sums)
 
     def server_update(server, collected, cohort, key):
         mean, holders = collected

@@ -75,9 +75,7 @@ class Sent(NamedTuple):
     shared: tuple[tuple[PyTree, Array], ...]
 
 
-def mean_by_shape(
-    shapes: Sequence[PyTree], shape_index: Sequence[int], weight_fn: Callable[[Cohort], Array] = aggregators.weight_by_examples
-) -> Reduce:
+def mean_by_shape(shapes: Sequence[PyTree], shape_index: Sequence[int], weight_fn: Callable[[Cohort], Array]) -> Reduce:
     """Returns means over the clients whose parts have equal shapes, where architectures differ.
 
     For uplinks that are tuples of trees, the i-th of which has shapes `shapes[shape_index[i]]`; `shapes`
@@ -89,13 +87,11 @@ def mean_by_shape(
         w = weight_fn(client)
         total = [(optax.tree.zeros_like(shape), jnp.zeros_like(w)) for shape in shapes]
         for slot, tree in zip(shape_index, part, strict=True):
-            total[slot] = jax.tree.map(lambda x: (w * x).astype(x.dtype), tree), w
+            total[slot] = aggregators.weigh(tree, w), w
         return tuple(total)
 
     def finalize(total):
-        return tuple(
-            (jax.tree.map(lambda x, w=w: (x / jnp.maximum(w, aggregators.TINY)).astype(x.dtype), form), w) for form, w in total
-        )
+        return tuple((aggregators.divide_by_weight(form, w), w) for form, w in total)
 
     return Reduce(map_part, "add", finalize)
 
@@ -202,7 +198,7 @@ def fedhpl(
 
         if compress:
             total, n, examples = local_training.sum_over_batches(by_class, data, batch=batch)
-            knowledge = (total / jnp.maximum(n, 1)[:, None], n)  # Eq. 10
+            knowledge = local_training.divide_class_sums(total, n)  # Eq. 10
         else:
             p, chosen, y = local_training.map_examples(lambda batch: (*predict(batch), batch.y), data, batch=batch)
             mask = jnp.arange(len(y)) < data.size
@@ -218,8 +214,8 @@ def fedhpl(
 
     def map_part(part, client):
         if not compress:  # [M, K], and labels [M], where K is none
-            total, n = local_training.class_sums(part[0], part[1], part[1] < classes, classes)
-            part = (total / jnp.maximum(n, 1)[:, None], n, *part[2:])
+            p, y, *m = part
+            part = *local_training.divide_class_sums(*local_training.class_sums(p, y, y < classes, classes)), *m
         return weighted.map(part, client)
 
     def server_init(key):

@@ -113,8 +113,8 @@ def fedmd(
     settings = {"digest_epochs": digest_epochs, "digest_batch": digest_batch}
     check_arguments(fedmd, **settings, public_epochs=public_epochs, private_epochs=private_epochs)
 
-    def fit(loss, epochs, batch=batch, round=task.round_num):  # noqa: A002
-        return local_training.fit(loss, optimizer(round), epochs=epochs, batch=batch)
+    def fit(loss, epochs, batch=batch, round_num=task.round_num):
+        return local_training.fit(loss, optimizer(round_num), epochs=epochs, batch=batch)
 
     def digest_loss(net, rows, key):
         out, stats = model.apply(net, rows.x, key, train=True, mask=rows.mask)
@@ -128,8 +128,8 @@ def fedmd(
     def prepare(sent, w_k, data, key):
         classes = public.y + task.classes
         labelled = ClientData(Examples(public.x, classes), jnp.arange(total), jnp.int32(total), settings=rate_of(data))
-        w_k = fit(ce, public_epochs, round=0)(w_k, labelled, key).net
-        return fit(ce, private_epochs, round=0)(w_k, data, jax.random.fold_in(key, REVISIT)).net
+        w_k = fit(ce, public_epochs, round_num=0)(w_k, labelled, key).net
+        return fit(ce, private_epochs, round_num=0)(w_k, data, jax.random.fold_in(key, REVISIT)).net
 
     def client_update(sent, w_k, data, key):
         aligned = Examples(jax.tree.map(lambda x: x[sent.rows], public.x), sent.logits)

@@ -222,13 +222,13 @@ def fedoa(
 
     step = local_training.full_batch_step(local_training.supervised_loss(task), optimizer(task.round_num), batch=batch)
 
-    def stepped(w, client, data, key):
-        w_e = step(w, data, key)
-        return ClientOutput(client, optax.tree.sub(w_e.net, w), w_e.sums, local=(w_e.net, client))
+    def update_by_one_step(w, client, data, key):
+        w_e, _, sums = step(w, data, key)
+        return ClientOutput(client, optax.tree.sub(w_e, w), sums, local=(w_e, client))
 
     settings: dict[str, Any] = {"optimizer": optimizer, "weights": weights, "epochs": epochs, "batch": batch}
     base = fedavg(task, **settings) if server is None else fedopt(task, server=server, server_lr=server_lr, **settings)
-    base = base._replace(client_update=stepped) if options.update == "step" else base
+    base = base._replace(client_update=update_by_one_step) if options.update == "step" else base
     algorithm = with_personal_model(task, base, train, begin=options.begin, fresh=options.fresh)
     if not options.shared:
         return algorithm

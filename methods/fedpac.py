@@ -126,7 +126,7 @@ def fedpac(
         examples = jnp.maximum(jnp.sum(counts), 1)
         h_i = total / examples
         v_i = (square / examples - jnp.sum(h_i**2)) / examples
-        return total / jnp.maximum(counts, 1)[:, None], h_i, jnp.maximum(v_i, 0)
+        return local_training.divide_class_sums(total, counts)[0], h_i, jnp.maximum(v_i, 0)
 
     def client_update(sent, client, data, key):
         net = local_training.join_params(sent.head, sent.body)

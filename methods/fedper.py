@@ -71,10 +71,7 @@ def fedper(
     def client_update(w_b, w_p, data, key):
         net = local_training.join_params(w_p, w_b)
         trained = train(net, data, key)
-        (old_b, _), (new_b, new_p) = (
-            param_partition.split_net(net, is_personal),
-            param_partition.split_net(trained.net, is_personal),
-        )
+        (old_b, _), (new_b, new_p) = (param_partition.split_net(each, is_personal) for each in (net, trained.net))
         return ClientOutput(new_p, optax.tree.sub(new_b, old_b), trained.sums, local=(new_b, new_p))
 
     def personalise(w_b, w_p, data, key):

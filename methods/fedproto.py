@@ -27,7 +27,7 @@ averages uniformly (weights="uniform"), and predicts by the nearest prototype am
 classes only.
 """
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax.numpy as jnp
 
@@ -136,10 +136,10 @@ def fedproto(
             return ClientOutput(trained.net, uplink, trained.sums)
         loss = prototype_loss(model, sent, lam, local_training.label_loss(task), task.classes)
         is_last = lambda net, data, e: jnp.equal(e, local_training.num_epochs(data, epochs, batch) - 1)
-        settings: dict[str, Any] = {"epochs": epochs, "batch": batch, "epoch_inputs": is_last}
-        trained = local_training.fit(loss, optimizer(task.round_num), **settings)(w_i, data, key)
-        sums, (total, count) = trained.sums
-        return ClientOutput(trained.net, (total / jnp.maximum(count, 1)[:, None], count), sums)
+        train = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch, epoch_inputs=is_last)
+        trained = train(w_i, data, key)
+        sums, by_class = trained.sums
+        return ClientOutput(trained.net, local_training.divide_class_sums(*by_class), sums)
 
     def nearest(sent, w_i, x):
         z = model.features(w_i, x)[0]

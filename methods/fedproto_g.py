@@ -71,9 +71,9 @@ def fedproto_g(
             epochs=epochs,
             batch=batch,
         )
-        w_i = train(sent.net, data, key)
-        uplink = optax.tree.sub(w_i.net, sent.net), mean_features(model, w_i.net, data, classes=task.classes, batch=batch)
-        return ClientOutput(client, uplink, w_i.sums, local=(sent._replace(net=w_i.net), client))
+        w_i, _, sums = train(sent.net, data, key)
+        uplink = optax.tree.sub(w_i, sent.net), mean_features(model, w_i, data, classes=task.classes, batch=batch)
+        return ClientOutput(client, uplink, sums, local=(sent._replace(net=w_i), client))
 
     def server_update(server, collected, cohort, key):
         delta, means = collected

@@ -52,7 +52,7 @@ def fedprox(
     """
     check_arguments(fedprox, mu=mu)
 
-    def proximal(round):  # noqa: A002
-        return optax.chain(local_training.add_proximal_term(mu), optimizer(round))  # the gradient of h_k, (2)
+    def proximal(round_num):
+        return optax.chain(local_training.add_proximal_term(mu), optimizer(round_num))  # the gradient of h_k, (2)
 
     return fedavg(task, optimizer=proximal, epochs=epochs, batch=batch, weights=weights)

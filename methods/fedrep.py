@@ -76,9 +76,9 @@ def fedrep(
     def train(net, data, key):
         if not personal:
             return body(net, data, key)
-        h = head(net, data, jax.random.fold_in(key, HEAD))
-        phi = body(h.net, data, key)
-        return phi._replace(sums=optax.tree.add(h.sums, phi.sums))
+        first = head(net, data, jax.random.fold_in(key, HEAD))
+        second = body(first.net, data, key)
+        return second._replace(sums=optax.tree.add(first.sums, second.sums))
 
     finetune = local_training.finetune(loss, optimizer(task.round_num), epochs=finetune_epochs, batch=batch, trainable=is_head)
     algorithm = fedper(task, optimizer=optimizer, personal=personal, weights=weights, train=train, finetune=finetune)

@@ -55,5 +55,6 @@ def fedrolex(
     Raises:
       ValueError: as `heterofl`.
     """
-    settings = {"scaler": scaler, "masked": masked, "epochs": epochs, "batch": batch, "weights": weights}
-    return heterofl(task, optimizer=optimizer, window="rolling", **settings)
+    return heterofl(
+        task, optimizer=optimizer, window="rolling", scaler=scaler, masked=masked, epochs=epochs, batch=batch, weights=weights
+    )

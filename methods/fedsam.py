@@ -65,11 +65,10 @@ def fedsam(
       The algorithm.
     """
     check_arguments(fedsam, rho=rho, eta=eta, beta=beta, weights=weights)
-
     local_training.require_plain(optimizer, "FedSAM")
 
-    def sharp(round):  # noqa: A002
-        return optax.chain(local_training.sharpness_aware(rho, eta), optimizer(round))
+    def sharp(round_num):
+        return optax.chain(local_training.sharpness_aware(rho, eta), optimizer(round_num))
 
     if beta < 1:
         return fedcm(task, optimizer=sharp, alpha=beta, epochs=epochs, batch=batch)

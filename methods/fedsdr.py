@@ -86,6 +86,5 @@ def fedsdr(
         trained = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)(v_i, data, key, g)
         return trained.net, trained.sums
 
-    return with_personal_model(
-        task, fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights), train, **reading
-    )._replace(init_unseen=None, targets=PER_ROW)
+    base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
+    return with_personal_model(task, base, train, **reading)._replace(init_unseen=None, targets=PER_ROW)

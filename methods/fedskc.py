@@ -329,12 +329,12 @@ def period_review(classes: int, options: Gpr) -> optax.GradientTransformationExt
             before = jnp.sum(state.variance)
             change = jnp.sum(variance) - before
         pull = (1 - beta) * jnp.where(before > 0, change / jnp.maximum(before, aggregators.TINY), 0)
-        second = jnp.any(state.known)
         if options.form == "printed":  # beta w + pull (w_prev - w) - w_prev = (beta - pull) delta - (1 - beta) w_prev
             reviewed = jax.tree.map(lambda u, w: (beta - pull).astype(u.dtype) * u - (1 - beta) * w, updates, params)
         else:
             reviewed = jax.tree.map(lambda u: (1 - pull).astype(u.dtype) * u, updates)
-        return optax.tree.where(second, reviewed, updates), PeriodReview(variance, known)
+        has_earlier = jnp.any(state.known)  # not in the first round
+        return optax.tree.where(has_earlier, reviewed, updates), PeriodReview(variance, known)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -359,8 +359,9 @@ def client_loss(task: Task, sent: Sent, lcl: Lcl, knowledge: Knowledge, strength
             if lcl.scale == "batch":
                 u = sum_distances(jax.lax.stop_gradient(l), sent.knowledge, batch.mask) / jnp.maximum(rows, 1)
             u = jnp.maximum(u, MIN_SCALE)
-            form = {"twice": lcl.twice, "own": lcl.own}
-            contrast = contrastive_loss(l, batch.y, batch.mask, sent.knowledge, sent.known, u, lcl.tau, **form)
+            contrast = contrastive_loss(
+                l, batch.y, batch.mask, sent.knowledge, sent.known, u, lcl.tau, twice=lcl.twice, own=lcl.own
+            )
             value = ce + strength * contrast
         sums = local_training.loss_metrics(ce, out["logits"], batch) | {"lcl": (contrast * rows, rows)}
         class_logits = ()
@@ -443,11 +444,10 @@ def fedskc(
                 scale = local_training.sum_over_batches(batch_distances, data, batch=batch) / jnp.maximum(data.size, 1)
             return _Epoch(scale, jnp.asarray(e == local_training.num_epochs(data, epochs, batch) - 1))
 
-        w_k, _, (sums, class_logits) = local_training.fit(
-            loss, optimizer(task.round_num), epochs=epochs, batch=batch, epoch_inputs=epoch_inputs
-        )(sent.net, data, key)
+        train = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch, epoch_inputs=epoch_inputs)
+        w_k, _, (sums, class_logits) = train(sent.net, data, key)
         if knowledge_options.source == "training":
-            c, count = class_logits[0] / jnp.maximum(class_logits[1], 1)[:, None], class_logits[1]
+            c, count = local_training.divide_class_sums(*class_logits)
         else:
             c, count = local_training.class_means(
                 lambda b: outputs(w_k, b)[0][knowledge_options.of], data, classes=classes, batch=batch

@@ -65,11 +65,10 @@ def fedspeed(
       The algorithm; a client keeps its prox-correction.
     """
     check_arguments(fedspeed, alpha=alpha, rho=rho, share=share, dual_mean=dual_mean)
-
     local_training.require_plain(optimizer, "FedSpeed")
 
-    def sharp(round):  # noqa: A002
-        return optax.chain(local_training.sharpness_aware(rho, share=share, normalized=normalized), optimizer(round))
+    def sharp(round_num):
+        return optax.chain(local_training.sharpness_aware(rho, share=share, normalized=normalized), optimizer(round_num))
 
     base = feddyn(task, optimizer=sharp, alpha=alpha, epochs=epochs, batch=batch)
     if dual_mean == "all":

@@ -129,12 +129,12 @@ def heterofl(
     def map_part(part, client):
         delta, present = part
         w, group = weight_fn(client), jax.nn.one_hot(task.group, len(windows))
-        weighted = jax.tree.map(lambda d: (w * d).astype(d.dtype), mask_head(delta, present))
+        weighted = aggregators.weigh(mask_head(delta, present), w)
         return put_windows(own, weighted, start), w * group, w * group[:, None] * present[None]
 
     def finalize(total):
         deltas, w, by_class = total
-        held = jax.tree.map(jnp.zeros_like, deltas)
+        held = optax.tree.zeros_like(deltas)
         for g, of_group in enumerate(windows):
             ones = jax.tree.map(lambda s, g=g: jnp.full(s.shape, w[g], s.dtype), task.peers[g].shapes.params)
             if masked:

@@ -39,6 +39,8 @@ from fedjax_core.task import Task
 from fedjax_core.training import adapters, aggregators, local_training
 from methods.fedavg import fedavg
 
+GAMMA, LAM = 0.99, 0.01  # defaults; other numbers are refused without pruning
+
 
 class Uplink(NamedTuple):
     """The uplink of a client.
@@ -58,8 +60,8 @@ def hetlora(
     optimizer: local_training.Optimizer,
     weights: Annotated[str, one_of("norms", "uniform", "samples")] = "norms",
     prune: bool = False,
-    gamma: PositiveFraction = 0.99,
-    lam: NonNegative = 0.01,
+    gamma: PositiveFraction = GAMMA,
+    lam: NonNegative = LAM,
     epochs: AtLeastZero = 2,
     batch: AtLeastOne = 32,
 ) -> Algorithm:
@@ -82,7 +84,7 @@ def hetlora(
       ValueError: an argument is out of range or unused, or the network has no adapter, or a bottleneck.
     """
     check_arguments(hetlora, weights=weights, prune=prune, gamma=gamma, lam=lam)
-    if not prune and (gamma, lam) != (0.99, 0.01):
+    if not prune and (gamma, lam) != (GAMMA, LAM):
         raise ValueError(f"gamma={gamma} and lam={lam} are of pruning; set prune=True")
     adapters.check_has_adapter(task, "hetlora", is_linear=True)
     loss = local_training.supervised_loss(task)
@@ -120,12 +122,11 @@ def hetlora(
 
     def map_part(part: Uplink, client):
         w = aggregators.weight_uniformly(client) * part.norm if weights == "norms" else aggregators.WEIGHT_FNS[weights](client)
-        return jax.tree.map(lambda x: (w * x).astype(x.dtype), part.net), w
+        return aggregators.weigh(part.net, w), w
 
     def server_update(server, collected, cohort, key):
         total, w = collected
-        mean = jax.tree.map(lambda x: (x / jnp.maximum(w, aggregators.TINY)).astype(x.dtype), total)
-        return server._replace(net=optax.tree.where(w > 0, mean, server.net)), {}
+        return server._replace(net=optax.tree.where(w > 0, aggregators.divide_by_weight(total, w), server.net)), {}
 
     base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch)
     return base._replace(

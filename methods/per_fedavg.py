@@ -109,8 +109,8 @@ def per_fedavg(
         return loss
 
     def client_update(w, client, data, key):
-        w_i = local_training.fit(meta_loss(data), optimizer(task.round_num), epochs=epochs, batch=batch)(w, data, key)
-        return ClientOutput(client, optax.tree.sub(w_i.net, w), w_i.sums, local=(w_i.net, client))
+        w_i, _, sums = local_training.fit(meta_loss(data), optimizer(task.round_num), epochs=epochs, batch=batch)(w, data, key)
+        return ClientOutput(client, optax.tree.sub(w_i, w), sums, local=(w_i, client))
 
     adapt = local_training.full_batch_step(supervised, optax.sgd(alpha), batch=batch)
 

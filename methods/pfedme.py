@@ -45,11 +45,11 @@ from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Posit
 from fedjax_core.task import Task
 from fedjax_core.training import local_training
 from fedjax_core.training.param_partition import record_training
+from methods.ditto import own_init_key
 from methods.fedavg import fedavg
 from methods.fedoa import compute_features, feature_distance
 
 VARIANTS = ("default", "released")
-_FRESH = 0x6672  # key of personal models with their own initial draws
 
 
 class Carried(NamedTuple):
@@ -117,9 +117,9 @@ def pfedme(
 
             def step(k, carry):
                 theta, stats, state, _ = carry
-                of = lambda theta: ce(Net(theta, stats), batch, jax.random.fold_in(key, k))
-                grads, aux = jax.grad(of, has_aux=True)(theta)
-                grads = local_training.sharpen(lambda top: jax.grad(of, has_aux=True)(top)[0], theta, grads, state)
+                gradient = jax.grad(lambda theta: ce(Net(theta, stats), batch, jax.random.fold_in(key, k)), has_aux=True)
+                grads, aux = gradient(theta)
+                grads = local_training.sharpen(lambda top: gradient(top)[0], theta, grads, state)
                 grads = jax.tree.map(lambda g, t, w: g + lam * (t - w), grads, theta, w_i)
                 updates, state = inner.update(
                     grads, state, theta, progress=(done + k) / total, rate=local_training.client_rate(data)
@@ -165,7 +165,7 @@ def pfedme(
         return ClientOutput(theta, delta, sums | more, local=(optax.tree.add(w, delta), theta))
 
     def client_init(key, server, client_id):
-        return model.init(jax.random.fold_in(jax.random.fold_in(key, _FRESH), client_id) if released else key)
+        return model.init(own_init_key(key, client_id) if released else key)
 
     return base._replace(
         client_update=client_update,

@@ -105,7 +105,7 @@ def pfedpt(
         new, p_i = Net(both.params["network"], both.stats), both.params["prompt"]
         return ClientOutput(p_i, optax.tree.sub(new, w), optax.tree.add(sums, more), local=(new, p_i))
 
-    def draw_prompt(key, client_id):
+    def client_init(key, server, client_id):
         return jax.random.normal(jax.random.fold_in(jax.random.fold_in(key, PROMPT), client_id), (len(place[0]),))
 
     return Algorithm(
@@ -114,7 +114,7 @@ def pfedpt(
         server_update=lambda w, delta, cohort, key: (optax.apply_updates(w, delta), {}),
         collect=aggregators.mean(aggregators.make_weight_fn(weights)),
         predict={"personal": lambda w, p_i, x: prompted(w, p_i, x)[0]},
-        client_init=lambda key, server, client_id: draw_prompt(key, client_id),
+        client_init=client_init,
         targets=PER_ROW,
     )
 

@@ -73,9 +73,6 @@ def pfedsd(
     check_arguments(pfedsd, lam=lam, temperature=temperature)
     model = task.model
 
-    def parent(loss=None):
-        return fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights, loss=loss)
-
     def client_update(w, client, data, key):
         weight = jnp.where(client.rounds > 0, lam * temperature**2, 0.0)
 
@@ -86,20 +83,18 @@ def pfedsd(
             value = ce + weight * losses.distillation(logits, teacher, batch.mask, temperature)
             return value, local_training.Aux(stats, local_training.loss_metrics(ce, logits, batch))
 
-        out = parent(loss).client_update(w, (), data, key)
-        assert out.local is not None
-        v_i = out.local[0]
+        v_i, _, sums = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)(w, data, key)
         state = Client(v_i, client.rounds + 1)
-        return ClientOutput(state, out.uplink, out.metrics, local=(v_i, state))
+        return ClientOutput(state, optax.tree.sub(v_i, w), sums, local=(v_i, state))
 
     def personal(w, client, x):
         net_i = optax.tree.where(client.rounds > 0, client.previous, w)
         return model.apply(net_i, x)[0]
 
-    base = parent()
+    base = fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
     return base._replace(
-        targets=("classes",),
         client_update=client_update,
         predict=base.predict | {"personal": personal},
         client_init=lambda key, server, client_id: Client(model.init(key), jnp.zeros(())),
+        targets=("classes",),
     )

@@ -66,6 +66,7 @@ def scaffold(
     check_arguments(scaffold, server_lr=server_lr)
     model = task.model
     loss = local_training.supervised_loss(task)
+    mean = aggregators.mean(aggregators.weight_uniformly)
 
     def server_init(key):
         net = model.init(key)
@@ -90,7 +91,7 @@ def scaffold(
         server_init,
         client_update,
         server_update,
-        collect=(aggregators.mean(aggregators.weight_uniformly), aggregators.mean(aggregators.weight_uniformly)),
+        collect=(mean, mean),
         predict={"global": lambda sent, c_i, x: model.apply(sent.net, x)[0]},
         client_init=lambda key, server, client_id: optax.tree.zeros_like(server.net.params),
         targets=tuple(TARGETS),

@@ -48,7 +48,7 @@ class CanaryAudit(NamedTuple):
 
     @property
     def is_violated(self) -> bool:
-        """Returns whether the accountant's epsilon is disproved."""
+        """Whether the accountant's epsilon is disproved."""
         return max(self.lower, self.lower_gaussian) > self.upper
 
 

@@ -226,24 +226,23 @@ def total_variation(x: Array) -> Array:
 
 
 def _minimize(loss: Callable, attack: UplinkAttack, variables: PyTree) -> tuple[Array, PyTree]:
+    """Returns the least loss, and the variables that have it, by Adam on signs of gradients ("cosine") or by L-BFGS."""
     if attack.name == "cosine":
         rate = optax.piecewise_constant_schedule(
             attack.rate, {int(attack.iterations * part): 0.1 for part in (3 / 8, 5 / 8, 7 / 8)}
         )
         signs = optax.stateless(lambda grads, _: jax.tree.map(jnp.sign, grads))
-        optimizer: Any = optax.chain(signs, optax.adam(rate))
+        optimizer: Any = optax.with_extra_args_support(optax.chain(signs, optax.adam(rate)))
+        value_and_grad: Callable = lambda variables, state: jax.value_and_grad(loss)(variables)
     else:
-        optimizer = optax.lbfgs()
-    value_and_grad = optax.value_and_grad_from_state(loss) if attack.name != "cosine" else jax.value_and_grad(loss)
+        optimizer, value_and_grad = optax.lbfgs(), optax.value_and_grad_from_state(loss)
 
     def step(carry, _):
         variables, state, best, best_value = carry
-        more = {} if attack.name == "cosine" else {"state": state}
-        value, grads = value_and_grad(variables, **more)
+        value, grads = value_and_grad(variables, state=state)
         is_better = value < best_value
         best = optax.tree.where(is_better, variables, best)
-        extra = {} if attack.name == "cosine" else {"value": value, "grad": grads, "value_fn": loss}
-        updates, state = optimizer.update(grads, state, variables, **extra)
+        updates, state = optimizer.update(grads, state, variables, value=value, grad=grads, value_fn=loss)
         return (optax.apply_updates(variables, updates), state, best, jnp.where(is_better, value, best_value)), None
 
     start = variables, optimizer.init(variables), variables, jnp.asarray(jnp.inf)

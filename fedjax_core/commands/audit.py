@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from fedjax_core import audit, experiment
+from fedjax_core.algorithm import select_examples
 from fedjax_core.atomic_files import reword_os_errors
 from fedjax_core.audit import inversion, membership
 from fedjax_core.commands.analyses.context import TRUST
@@ -84,7 +85,7 @@ def audit_run(
     config, simulator, state = experiment.load(run, done, trust=trust)
     folder, rounds = Path(run).expanduser() / "audit" if out is None else Path(out).expanduser(), int(state.round)
     members = np.concatenate(list(simulator.spec.data.train_index))
-    parts = membership.select_examples(simulator.spec.data.train, members), simulator.spec.data.test
+    parts = select_examples(simulator.spec.data.train, members), simulator.spec.data.test
     if simulator.spec.episodes is not None:
         raise ValueError(f"{run} was trained on episodes: its network has no classes of its own to attack")
     if experiment.resolve(config).is_for_texts:
@@ -137,7 +138,7 @@ def _attack_by_shadows(config: Any, simulator: Simulator, state: Any, number: in
     values, trained_on = membership.train_shadows(
         lambda halves: _build_on(config, halves), data, rounds, number, int(config.seed) + STREAM_SEED
     )
-    members = membership.select_examples(data.train, np.concatenate(list(data.train_index)))
+    members = select_examples(data.train, np.concatenate(list(data.train_index)))
     target = np.concatenate([membership.compute_confidences(simulator, state, part) for part in (members, data.test)])
     ratios = audit.score_by_shadows(target, values, trained_on)
     return _describe_scores(audit.infer_membership(ratios[: len(members.y)], ratios[len(members.y) :]))

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from fedjax_core import experiment, registry
@@ -28,12 +27,12 @@ from fedjax_core.engine.simulator import Simulator
 from fedjax_core.experiment.input_normalization import Scaling
 from fedjax_core.experiment.lookup import Network
 from fedjax_core.experiment.resolve_config import ResolvedConfig
+from fedjax_core.experiment.run_header import count_trained
 from fedjax_core.experiment.schema import options_of
 from fedjax_core.language import clip_task
 from fedjax_core.reporting import console
 from fedjax_core.storage import export_model as files
 from fedjax_core.storage import export_predictor, pretrained_weights
-from fedjax_core.task import count_parameters
 
 WINDOWED = ("heterofl", "fedrolex")  # methods whose clients hold parts of the widest network
 
@@ -167,8 +166,7 @@ def _describe_model(
 
 def _find_widest_client(simulation: Simulator) -> int:
     """Returns a client with the network of most parameters, whose view of the server's model is the whole."""
-    size = lambda group: count_parameters(jax.eval_shape(group.task.model.init, jax.random.key(0)).params)
-    return int(max(simulation.spec.groups, key=size).clients[0])
+    return int(max(simulation.spec.groups, key=count_trained).clients[0])
 
 
 def _choose_model(method: str, names: Sequence[str], client: int | None, model: str | None) -> str:

@@ -31,9 +31,6 @@ from fedjax_core.reporting.terminal import find_columns, fit_lines, write_text
 from fedjax_core.run import signals
 from fedjax_core.storage.json_files import write_json
 
-SEARCHED = 6  # rounds that are compiled to find a chunk
-LONGEST = 600  # seconds of one program
-
 
 def _flags(arguments: Sequence[str]) -> Any:
     values = flags.FlagValues()
@@ -42,8 +39,10 @@ def _flags(arguments: Sequence[str]) -> Any:
     config_flags.DEFINE_config_file("config", None, "config, with its variant behind a colon; see configs/", sys_argv=listed, **at)
     flags.DEFINE_string("topology", device_targets.HERE, "targets with commas between: v5e:16x16, 2*v5e:16x16 (slices), here", **at)
     flags.DEFINE_list("programs", list(PARTS), "what is compiled", **at)
-    flags.DEFINE_integer("search", SEARCHED, "rounds that are compiled to find the largest chunk; 0: none", lower_bound=0, **at)
-    flags.DEFINE_integer("limit", LONGEST, "seconds that one program may take to compile", lower_bound=1, **at)
+    flags.DEFINE_integer(
+        "search", capacity_plan.TRIES, "rounds that are compiled to find the largest chunk; 0: none", lower_bound=0, **at
+    )
+    flags.DEFINE_integer("limit", capacity_plan.LONGEST, "seconds that one program may take to compile", lower_bound=1, **at)
     flags.DEFINE_string("json", None, "a file for the plan as JSON", **at)
     flags.DEFINE_string("kept", compile_pool.CACHE_DIR, "where results are kept; '' for nowhere", **at)
     flags.DEFINE_boolean("fresh", False, "compile what is kept, too", **at)

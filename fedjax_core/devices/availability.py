@@ -12,7 +12,7 @@ Availability of one's own is a function in a module or file, which a config name
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,9 @@ import numpy as np
 from fedjax_core import registry
 from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.devices.profiles import ClientDraws, read_csv_lines
-from fedjax_core.option_types import AtLeastOne, Fraction, Limit, shorten
+from fedjax_core.option_types import AtLeastOne, FloatFromOne, Fraction, shorten
 
 STREAM = 0x646576  # of keys, beside those that are made of the training seed
-Duration = Annotated[float, Limit("at least 1", lambda v: v >= 1)]
 
 
 class Availability(NamedTuple):
@@ -92,7 +91,7 @@ def daily(
     return Availability({"key": _key_data(draws), "phase": phase}, is_available)
 
 
-def markov(*, draws: ClientDraws, on: Duration = 10.0, off: Duration = 10.0) -> Availability:
+def markov(*, draws: ClientDraws, on: FloatFromOne = 10.0, off: FloatFromOne = 10.0) -> Availability:
     """Reaches each client for a random number of rounds in turn, and then not: a Markov chain of two states.
 
     In each round a client that can be reached is lost with probability 1 / on, one that cannot comes

@@ -9,14 +9,13 @@ returns a function of an array of staleness.
 """
 
 from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_core import registry
-from fedjax_core.option_types import AtLeastZero, Limit, NonNegative, Part, Positive, check_value, shorten
+from fedjax_core.option_types import AtLeastZero, NonNegative, Part, Positive, PositiveFraction, check_value, shorten
 
-MixingRate = Annotated[float, Limit("in (0, 1]", lambda v: 0 < v <= 1)]
 StalenessFn = Callable[[np.ndarray], np.ndarray]
 
 
@@ -40,7 +39,7 @@ class Schedule(NamedTuple):
 
     @property
     def has_weights(self) -> bool:
-        """Returns whether the server weights deltas."""
+        """Whether the server weights deltas."""
         return self.mixes_models or bool(np.any(self.weight_fn(np.arange(1000.0)) != 1))
 
 
@@ -89,7 +88,7 @@ def fedbuff(
 
 
 def fedasync(
-    *, alpha: MixingRate = 0.6, staleness: str = "polynomial(a=0.5)", max_staleness: AtLeastZero | None = None
+    *, alpha: PositiveFraction = 0.6, staleness: str = "polynomial(a=0.5)", max_staleness: AtLeastZero | None = None
 ) -> Schedule:
     """Steps by each update: (1 - a) w + a w_i, where a = alpha s(u_i), and w_i is the client's model.
 

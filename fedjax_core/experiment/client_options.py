@@ -102,7 +102,7 @@ def with_client_rates(optimizer: local_training.Optimizer, options: ClientOption
     """Returns the optimizer, with a rate by client if the config has one."""
     if "lr" not in options.specs:
         return optimizer
-    return lambda round: optax.chain(optimizer(round), optimizers.scale_by_client_rate())  # noqa: A006
+    return lambda round_num: optax.chain(optimizer(round_num), optimizers.scale_by_client_rate())
 
 
 def make_client_settings(options: ClientOptions, population: int, seed: int) -> tuple[ClientSettings | None, np.ndarray | None]:

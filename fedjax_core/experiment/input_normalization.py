@@ -77,6 +77,11 @@ def _check_channels(scaling: Scaling, channels: int, origin: str) -> None:
         raise ValueError(f"{origin} is for images of {len(scaling.mean)} channels, these have {channels}")
 
 
+def _is_one_repeated(x: np.ndarray) -> bool:
+    """Returns whether inputs are one example many times, as in `mock_data.py`."""
+    return x.strides[0] == 0
+
+
 def compute_robust_scaling(examples: Examples, rows: np.ndarray | None = None) -> Scaling:
     """Returns median and interquartile range of each channel, which a few outliers do not move,
     with a limit for clipping.
@@ -86,7 +91,7 @@ def compute_robust_scaling(examples: Examples, rows: np.ndarray | None = None) -
     units of 255.
     """
     x = np.asarray(examples.x)
-    x, rows = (x[:1], None) if x.strides[0] == 0 else (x, rows)
+    x, rows = (x[:1], None) if _is_one_repeated(x) else (x, rows)
     median, spread = find_centre_and_spread(sample_channels(x, rows, ROBUST_SAMPLE))
     unit = 255.0 if x.dtype == np.uint8 else 1.0
     return Scaling(tuple((median / unit).tolist()), tuple((np.where(spread > 0, spread, unit) / unit).tolist()), ROBUST_LIMIT)
@@ -96,8 +101,7 @@ def compute_mean_and_std(examples: Examples, rows: np.ndarray | None = None) -> 
     """Returns mean and standard deviation of each channel (the last axis), in units of 255 for
     uint8 pixels."""
     x = np.asarray(examples.x)
-    if x.strides[0] == 0:  # one example many times, as in `mock_data.py`
-        x, rows = x[:1], None
+    x, rows = (x[:1], None) if _is_one_repeated(x) else (x, rows)
     axes, number = tuple(range(x.ndim - 1)), len(x) if rows is None else len(rows)
     block_of = lambda start, size: x[start : start + size] if rows is None else x[rows[start : start + size]]
     if x.dtype == np.uint8:  # integer sums, block by block: several times faster, and exact
@@ -139,7 +143,7 @@ def check_colours(augment: str, examples: Examples) -> None:
     x = np.asarray(examples.x)
     if x.dtype == np.uint8 or "colour_jitter" not in (registry.parse_spec(part)[0] for part in augment.split("|")):
         return
-    x = x[:1] if x.strides[0] == 0 else x
+    x = x[:1] if _is_one_repeated(x) else x
     blocks = [x[start : start + 1000] for start in range(0, len(x), 1000)]
     low, high = min(float(block.min()) for block in blocks), max(float(block.max()) for block in blocks)
     if _leaves_unit_range(low, high):
@@ -163,7 +167,7 @@ def check_inputs(
         normalisation is for, such as 0 ... 255.
     """
     x = np.asarray(examples.x)
-    if x.dtype == np.uint8 or x.strides[0] == 0:
+    if x.dtype == np.uint8 or _is_one_repeated(x):
         return []
     sample = sample_channels(x, rows)
     is_of_file = file is not None and pretrained_weights.read_scaling(file) is not None

@@ -183,7 +183,7 @@ def find_optimizer(fields: Mapping[str, Any]) -> local_training.Optimizer:
     if spec is None:
         return optimizer
     link = registry.resolve_spec("sharpness", spec, local_training.SHARPNESS, field="optimizer.sharpness")()
-    return lambda round: optax.chain(link, optimizer(round))  # noqa: A006
+    return lambda round_num: optax.chain(link, optimizer(round_num))
 
 
 def _find_plain_optimizer(fields: Mapping[str, Any]) -> local_training.Optimizer:
@@ -199,7 +199,7 @@ def _find_plain_optimizer(fields: Mapping[str, Any]) -> local_training.Optimizer
     resolved = registry.resolve_spec("optimizer", name, OPTIMIZERS, field="optimizer.name", options=options)
     optimizer: Any = resolved()
     if isinstance(optimizer, optax.GradientTransformation):
-        return lambda round: optimizer  # noqa: A006
+        return lambda round_num: optimizer
     if callable(optimizer):
         return cast(local_training.Optimizer, optimizer)
     wanted = "an optax.GradientTransformation, or a function of the round that gives one"

@@ -136,7 +136,7 @@ class ResolvedConfig(NamedTuple):
 
     @property
     def imports_code(self) -> bool:
-        """Returns whether the config names code that is neither built in nor installed."""
+        """Whether the config names code that is neither built in nor installed."""
         return any(registry.is_imported(origin) for _, origin in self.lookups)
 
     @property

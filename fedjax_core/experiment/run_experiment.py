@@ -21,9 +21,9 @@ from fedjax_core.experiment import lookup, python_overrides, run_facts
 from fedjax_core.experiment.build_simulator import build
 from fedjax_core.experiment.device_options import describe_devices
 from fedjax_core.experiment.ledger import make_ledger
-from fedjax_core.experiment.resolve_config import Config, ResolvedConfig, complete_config, resolve
+from fedjax_core.experiment.resolve_config import ResolvedConfig, complete_config, resolve
 from fedjax_core.experiment.run_header import opening_lines
-from fedjax_core.experiment.schema import IncompleteConfig, find_group, list_unknown_fields
+from fedjax_core.experiment.schema import Config, IncompleteConfig, find_group, list_unknown_fields
 from fedjax_core.run import Finished, RunSettings, check_inputs, digest_inputs, restore_state, run, starts_afresh
 from fedjax_core.run.early_stopping import SELECTED, find_selected_round
 from fedjax_core.storage import signature

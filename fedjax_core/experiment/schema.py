@@ -21,7 +21,6 @@ from fedjax_core.run import early_stopping
 from fedjax_core.uplink import compression
 
 Config = Any  # an ml_collections.ConfigDict as configs/base.py makes it; type checkers do not know its fields
-Below = Annotated[float, option_types.Limit("in (0, 1)", lambda v: 0 < v < 1)]
 Noise = Annotated[float, option_types.Limit(f"in (0, {MAX_MULTIPLIER:g}]", lambda v: 0 < v <= MAX_MULTIPLIER)]
 Pixels = Annotated[int, option_types.Limit("in [1, 4096]", lambda v: 1 <= v <= 4096)]
 
@@ -44,7 +43,7 @@ FIELDS: dict[str, Any] = {
     "data.clients": or_none(AtLeastOne),
     "data.partition": str,
     "data.seed": Seed,
-    "data.long_tail": or_none(Annotated[float, option_types.Limit("at least 1", lambda v: v >= 1)]),
+    "data.long_tail": or_none(option_types.FloatFromOne),
     "data.test_split": or_none(Annotated[str, one_of("proportional", "matched", "all", "partition", "merged")]),
     "data.test_examples": or_none(AtLeastOne),
     "data.validation": or_none(Part),
@@ -112,7 +111,7 @@ FIELDS: dict[str, Any] = {
     "privacy.clip": or_none(option_types.Positive),
     "privacy.noise": or_none(Noise),
     "privacy.epsilon": or_none(option_types.Positive),
-    "privacy.delta": or_none(Below),
+    "privacy.delta": or_none(option_types.OpenFraction),
     "privacy.cohort": or_none(AtLeastOne),
     "privacy.population": or_none(AtLeastOne),
     "privacy.min_separation": or_none(AtLeastOne),

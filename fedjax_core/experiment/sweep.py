@@ -15,8 +15,9 @@ from fedjax_core.engine.vmapped_runs import VmappedSeeds, find_vmap_obstacle
 from fedjax_core.experiment.build_model import has_random_frozen_arrays
 from fedjax_core.experiment.build_simulator import build
 from fedjax_core.experiment.build_task import dataset
-from fedjax_core.experiment.resolve_config import Config, check_config, complete_config, resolve
+from fedjax_core.experiment.resolve_config import check_config, complete_config, resolve
 from fedjax_core.experiment.run_experiment import execute, make_run_settings, read_recorded_privacy
+from fedjax_core.experiment.schema import Config
 from fedjax_core.run import Finished, Interrupted, Outcome, read_recorded_plan, run_seeds
 from fedjax_core.storage.json_files import to_json_values
 

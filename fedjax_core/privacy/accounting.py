@@ -248,4 +248,14 @@ def calibrate_noise(release: Release, wanted: float, delta: float, rounds: int, 
             low, gap_low = guess, gap_guess
         if -1e-5 < gap_guess <= 0:
             break
-    return math.ceil(round(high / RESOLUTION, 6)) * RESOLUTION
+    return round_up(high)
+
+
+def round_up(multiplier: float) -> float:
+    """Returns a noise multiplier, rounded up to `RESOLUTION`."""
+    return math.ceil(round(multiplier / RESOLUTION, 6)) * RESOLUTION
+
+
+def is_spent(spent: float, wanted: float) -> bool:
+    """Returns whether recorded noise that spends so much was calibrated to the wanted epsilon; else it is of other rounds."""
+    return 0.999 <= spent / wanted <= 1 + 1e-6

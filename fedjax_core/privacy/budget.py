@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedjax_core.privacy.accounting import RELATIONS, Release, calibrate_noise, choose_accountant, compute_epsilon
+from fedjax_core.privacy.accounting import RELATIONS, Release, calibrate_noise, choose_accountant, compute_epsilon, is_spent
 from fedjax_core.privacy.distributed_noise import INTEGER_SUMS, IntegerSum
 from fedjax_core.privacy.matrix_factorization import (
     STRATEGIES,
@@ -148,7 +148,7 @@ class PrivacyConfig(NamedTuple):
             accountant = choose_accountant(release, self.accountant, least, times, self.delta)
         if recorded_noise:
             spent = compute_epsilon(release, recorded_noise, times, self.delta, accountant)
-            if 0.999 <= spent / self.epsilon <= 1 + 1e-6:  # else it is of other rounds
+            if is_spent(spent, self.epsilon):
                 return recorded_noise, accountant
         return calibrate_noise(release, self.epsilon, self.delta, times, accountant), accountant
 

@@ -15,7 +15,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_core.privacy.accounting import MAX_MULTIPLIER, RESOLUTION, Release, choose_accountant, compute_epsilon, import_library
+from fedjax_core.privacy.accounting import (
+    MAX_MULTIPLIER,
+    RESOLUTION,
+    Release,
+    choose_accountant,
+    compute_epsilon,
+    import_library,
+    is_spent,
+    round_up,
+)
 from fedjax_core.privacy.budget import PrivacyConfig, last_of_octave_part
 
 SIZE_RATIO = 1.1  # of clients that are bounded together
@@ -74,7 +83,7 @@ class ExampleLedger(NamedTuple):
         while high - low > RESOLUTION / 2:
             middle = (low + high) / 2
             low, high = (middle, high) if middle < 0.05 or spent(middle) > wanted else (low, middle)
-        return self._replace(noise=float(np.ceil(round(high / RESOLUTION, 6)) * RESOLUTION))
+        return self._replace(noise=round_up(high))
 
     def facts(self) -> dict[str, Any]:
         """Returns all but the rounds done, for run.json and summary.json."""
@@ -154,13 +163,13 @@ def make_example_ledger(
     epochs: int,
     batch: int,
     count_participations: Callable[[int], np.ndarray],
-    recorded_facts: Mapping[str, Any] | None = None,
+    recorded_facts: Mapping[str, Any] | None,
 ) -> ExampleLedger:
     """Returns the ledger of a run, with its noise calibrated if the config has an epsilon.
 
     Args:
       recorded_facts: what run.json has about the run's noise, which is not calibrated again if it is
-        for these rounds.
+        for these rounds; None: nothing.
 
     Raises:
       ValueError: dp-accounting is not installed; no noise is enough.
@@ -182,6 +191,6 @@ def make_example_ledger(
     if config.noise is not None:
         return ledger
     assert config.epsilon is not None
-    if recorded and 0.999 <= ledger.epsilon(config.rounds) / config.epsilon <= 1 + 1e-6:  # else it is of other rounds
+    if recorded and is_spent(ledger.epsilon(config.rounds), config.epsilon):
         return ledger
     return ledger.calibrate(config.epsilon)

@@ -86,14 +86,14 @@ def link_parts(
     return linked, max((part_number(name) + 1 for name in available), default=0)
 
 
-def write_parts(checkpoint: Path, parts: Iterable[Arrays], first: int, process: int | None = None) -> int:
+def write_parts(checkpoint: Path, parts: Iterable[Arrays], first: int, process: int | None) -> int:
     """Writes a checkpoint's own parts, named arrays, and returns their number.
 
     Args:
       checkpoint: that is being written.
       parts: one file for each.
       first: number of the first part.
-      process: index of this process, if several write parts of different clients.
+      process: index of this process, if several write parts of different clients; else None.
     """
     count = 0
     for count, arrays in enumerate(parts, 1):

@@ -216,7 +216,7 @@ def read_description(metadata: Mapping[str, str], where: str | os.PathLike) -> d
     return description if isinstance(description, dict) else {}
 
 
-def build_described_model(description: Mapping[str, Any], where: str, builders: Builders = refuse_foreign_network) -> Model:
+def build_described_model(description: Mapping[str, Any], where: str, builders: Builders) -> Model:
     """Builds the network of a description; one outside of this library by its builder.
 
     Raises:

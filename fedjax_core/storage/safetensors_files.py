@@ -35,9 +35,8 @@ def write_tensors(path: str | os.PathLike, arrays: Mapping[str, np.ndarray | Arr
     header: dict[str, Any] = {}
     parts, end, digests = [], 0, {}
     hosts = {name: np.asarray(array) for name, array in arrays.items()}
-    for name, host in sorted(
-        hosts.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])
-    ):  # largest dtype first, so that all are aligned
+    largest_first = sorted(hosts.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))  # so that all are aligned
+    for name, host in largest_first:
         if host.dtype.name not in codes:
             raise TypeError(f"{name} is of {host.dtype}, which safetensors does not support; it supports {', '.join(codes)}")
         start, end = end, end + host.nbytes

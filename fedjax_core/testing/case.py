@@ -51,7 +51,7 @@ class Case:
           settings: of `build_spec`; by default five clients a round.
         """
         optimizer = optimizer or local_training.sgd(0.1, momentum=0.5)
-        of_round = (lambda round: optimizer) if isinstance(optimizer, optax.GradientTransformation) else optimizer  # noqa: A006
+        of_round = (lambda round_num: optimizer) if isinstance(optimizer, optax.GradientTransformation) else optimizer
         build = functools.partial(self.method, optimizer=of_round)
         client_groups = groups(build, self.mixed if mixed is None else mixed, statistics, self.task)
         settings = {"cohort": COHORT, "rounds_per_dispatch": 2} | settings

@@ -51,12 +51,22 @@ def mean(weight_fn: Callable[[Cohort], Array] = weight_by_examples) -> Reduce:
 
     def map_part(part, client):
         w = weight_fn(client)
-        return jax.tree.map(lambda x: (w * x).astype(x.dtype), part), w
+        return weigh(part, w), w
 
     def finalize(total):
-        return jax.tree.map(lambda s: (s / jnp.maximum(total[1], TINY)).astype(s.dtype), total[0])
+        return divide_by_weight(*total)
 
     return Reduce(map_part, "add", finalize, "delta", weight_fn)
+
+
+def weigh(tree: PyTree, w: Array) -> PyTree:
+    """Returns a tree times a weight [], in the dtypes of its leaves."""
+    return jax.tree.map(lambda x: (w * x).astype(x.dtype), tree)
+
+
+def divide_by_weight(total: PyTree, w: Array) -> PyTree:
+    """Returns a sum of weighted parts over the sum [] of their weights, in the dtypes of its leaves; zero where both are."""
+    return jax.tree.map(lambda x: (x / jnp.maximum(w, TINY)).astype(x.dtype), total)
 
 
 def mean_by_index(

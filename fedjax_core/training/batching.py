@@ -259,6 +259,11 @@ def class_sums(values: Array, y: Array, mask: Array, classes: int) -> tuple[Arra
     return one_hot.T @ jnp.where(mask[:, None], values, 0), jnp.sum(one_hot, 0)
 
 
+def divide_class_sums(total: Array, count: Array) -> tuple[Array, Array]:
+    """Returns the means [K, D] of sums by class, and the numbers of examples [K]; zero for a class without examples."""
+    return total / jnp.maximum(count, 1)[:, None], count
+
+
 def class_counts(data: ClientData, *, classes: int, batch: int) -> Array:
     """Returns one client's numbers of examples [K] by class."""
     return sum_over_batches(lambda b: jnp.sum(jax.nn.one_hot(b.y, classes) * b.mask[:, None], 0), data, batch=batch)
@@ -270,7 +275,7 @@ def class_means(fn: Callable[[Batch], Array], data: ClientData, *, classes: int,
     The mean of a class without examples is zero.
     """
     total, count = sum_over_batches(lambda batch: class_sums(fn(batch), batch.y, batch.mask, classes), data, batch=batch)
-    return total / jnp.maximum(count, 1)[:, None], count
+    return divide_class_sums(total, count)
 
 
 def uplinks_as_examples(cohort: Cohort, means: Array, counts: Array) -> ClientData:

@@ -18,7 +18,7 @@ from fedjax_core.uplink.wrapped_method import (
 
 
 def wrap_builder(
-    build: Callable[[Task], Algorithm], transforms: Sequence[UplinkTransform], shapes: PyTree, leave_out: bool = False
+    build: Callable[[Task], Algorithm], transforms: Sequence[UplinkTransform], shapes: PyTree, leave_out: bool
 ) -> Callable[[Task], Algorithm]:
     """Returns a method's builder whose methods are wrapped by `wrap_method`."""
     name = builder_name(build)

@@ -58,10 +58,7 @@ def update_client(
     uplink = wrapped.layout.insert(out.uplink, message.value)
     wire = _find_transmitted(wrapped, sent, out, uplink, message)
     state, metrics = WrappedClient(out.state, message.kept), out.metrics
-    local = out.local and (
-        sent._replace(inner=out.local[0]),
-        WrappedClient(out.local[1], client.kept),
-    )
+    local = out.local and (sent._replace(inner=out.local[0]), WrappedClient(out.local[1], client.kept))
     is_counted = jnp.bool(True)
     if wrapped.leave_out:
         is_counted = message.was_finite & is_finite((uplink, metrics)) & ~became_nonfinite(state, client)
@@ -70,7 +67,7 @@ def update_client(
             return optax.tree.where(is_counted, new, old)
 
         def zero_if_left_out(tree: Any) -> Any:
-            return select(tree, jax.tree.map(jnp.zeros_like, tree))
+            return select(tree, optax.tree.zeros_like(tree))
 
         message = message._replace(value=zero_if_left_out(message.value), metrics=zero_if_left_out(message.metrics))
         uplink, metrics, state = zero_if_left_out(uplink), zero_if_left_out(metrics), select(state, client)

@@ -217,12 +217,9 @@ def sign(majority: bool = False, step: Positive = 1e-3) -> Compressor:
       step: with a majority.
     """
 
-    def vote(vector, key):
-        return jnp.where(vector == 0, jax.random.bernoulli(key, shape=vector.shape), vector > 0)
-
     def pack(x, key, state):
         vector = x.reshape(-1)
-        bits = vote(vector, key) if majority else vector >= 0
+        bits = jnp.where(vector == 0, jax.random.bernoulli(key, shape=vector.shape), vector > 0) if majority else vector >= 0
         words = pack_bits(bits.astype(jnp.uint8), 1)
         return (words if majority else (words, jnp.mean(jnp.abs(x)))), state
 

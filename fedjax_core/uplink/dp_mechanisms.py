@@ -19,14 +19,13 @@ client sees.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_core import option_types
 from fedjax_core.algorithm import Array
-from fedjax_core.option_types import Positive
+from fedjax_core.option_types import OpenFraction, Positive
 from fedjax_core.privacy.distributed_noise import INTEGER_SUMS
 from fedjax_core.privacy.matrix_factorization import STRATEGIES
 from fedjax_core.training.private_gradient import CLIP_MARGIN
@@ -34,7 +33,6 @@ from fedjax_core.uplink.layout import flatten, has_statistics, unflatten
 from fedjax_core.uplink.transform import ClientContext, TransformOutput, UplinkTransform, UplinkValue, VectorReduce
 
 GIVEN = ("clip", "noise", "cohort", "real", "participation", "parameters")  # arguments beside the options of a spec
-Quantile = Annotated[float, option_types.Limit("in (0, 1)", lambda v: 0 < v < 1)]
 
 
 def clip_vector(vector: Array, clip: Array | float, order: int = 2) -> tuple[Array, Array]:
@@ -86,7 +84,7 @@ def adaptive(
     cohort: float,
     real: float,
     *,
-    quantile: Quantile = 0.5,
+    quantile: OpenFraction = 0.5,
     rate: Positive = 0.2,
     deviation: Positive | None = None,
 ) -> UplinkTransform:

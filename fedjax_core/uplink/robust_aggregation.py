@@ -27,6 +27,7 @@ from fedjax_core import option_types, registry
 from fedjax_core.algorithm import Array
 from fedjax_core.option_types import AtLeastOne, Positive
 from fedjax_core.task import count_parameters
+from fedjax_core.training import aggregators
 from fedjax_core.uplink.layout import check_shape, masked_mean
 from fedjax_core.uplink.sharded_aggregation import row_norms, sum_over_devices
 from fedjax_core.uplink.transform import UplinkTransform, VectorReduce
@@ -277,7 +278,7 @@ def geometric_median(iterations: AtLeastOne = 8, smoothing: Positive = 1e-6) -> 
             norms = row_norms(vectors - z[None])
             weights = jnp.where(mask, 1 / jnp.maximum(norms, smoothing), 0)
             total = jnp.matmul(weights, vectors, precision=jax.lax.Precision.HIGHEST)
-            return total / jnp.maximum(jnp.sum(weights), jnp.finfo(vectors.dtype).tiny)
+            return aggregators.divide_by_weight(total, jnp.sum(weights))
 
         return jax.lax.fori_loop(0, iterations, step, median()(vectors, mask))
 
@@ -328,8 +329,7 @@ def norm_bound(bound: Positive = 1.0) -> UplinkTransform:
     def finalize(combined, memory, key):
         del key
         total, weight, clipped, number = combined
-        mean = total / jnp.maximum(weight, jnp.finfo(total.dtype).tiny)
-        return mean, memory, {"norm_bound/clipped": (clipped, number)}
+        return aggregators.divide_by_weight(total, weight), memory, {"norm_bound/clipped": (clipped, number)}
 
     def check(method, shapes):
         if shapes.class_means:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 
 from fedjax_core.algorithm import Array, PyTree
+from fedjax_core.training import aggregators
 from fedjax_core.uplink.transform import ClientContext, TransformOutput, UplinkTransform, UplinkValue
 
 KIND = "schedule"
@@ -35,9 +36,8 @@ def weight_stale(name: str, has_weights: bool) -> UplinkTransform:
         if not isinstance(context.memory, Stale):
             return TransformOutput(value, client_state)
         weight, gap = context.memory
-        scale = lambda x: (weight * x).astype(x.dtype)
         deltas = value.deltas if gap == () else jax.tree.map(lambda x, y: x + y, value.deltas, (gap,))
-        return TransformOutput(value._replace(deltas=jax.tree.map(scale, deltas)), client_state)
+        return TransformOutput(value._replace(deltas=aggregators.weigh(deltas, weight)), client_state)
 
     def check(method: str, shapes: UplinkValue) -> None:
         if not has_weights or (len(shapes.deltas) == 1 and not shapes.class_means):

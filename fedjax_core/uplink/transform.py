@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from fedjax_core.algorithm import Array, PyTree
+from fedjax_core.training import aggregators
 
 # Kinds of transforms, in the order in which a message meets them.
 KIND_ORDER = ("local privacy", "attack", "compression", "schedule", "rule", "privacy")
@@ -71,8 +72,7 @@ def _map_weighted(vector: Array, weight: Array, context: ClientContext) -> tuple
 
 def _finalize_mean(combined: PyTree, memory: PyTree, key: Array) -> tuple[Array, PyTree, dict]:
     del key
-    total, weight = combined
-    return total / jnp.maximum(weight, jnp.finfo(total.dtype).tiny), memory, {}
+    return aggregators.divide_by_weight(*combined), memory, {}
 
 
 class VectorReduce(NamedTuple):

@@ -432,7 +432,7 @@ class MeanByFormTest(chex.TestCase):
         total = None
         for i in range(C):  # even clients send "a", odd ones "b"
             name = "ab"[i % 2]
-            reduce = mean_by_shape(forms, [i % 2])
+            reduce = mean_by_shape(forms, [i % 2], aggregators.weight_by_examples)
             lifted = reduce.map((jnp.asarray(values[name][i]),), Cohort(jnp.int32(i), jnp.int32(n[i])))
             total = lifted if total is None else jax.tree.map(jnp.add, total, lifted)
         for parity, (mean, weight) in enumerate(reduce.finalize(total)):

@@ -9,6 +9,9 @@ from fedjax_core.commands.plans.plan_report import suggest_changes
 from fedjax_core.engine.aot import PARTS, ROUND, SCORED_ROUND, START
 from fedjax_core.experiment.mock_data import Counts
 
+TRIES = 6  # rounds that are compiled to find a chunk
+LONGEST = 600  # seconds of one program
+
 
 def make_plan(
     config: Mapping[str, Any],
@@ -16,8 +19,8 @@ def make_plan(
     *,
     parts: tuple[str, ...] = PARTS,
     counts: Counts = Counts(),  # noqa: B008
-    tries: int = 6,
-    seconds: int = 600,
+    tries: int = TRIES,
+    seconds: int = LONGEST,
     folder: str | os.PathLike | None = None,
     fresh: bool = False,
     say: Callable[[str], None] = lambda line: None,

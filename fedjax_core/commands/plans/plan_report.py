@@ -49,10 +49,8 @@ def _render_target(target: Mapping[str, Any]) -> str:
         elif not chunk["exact"]:
             end = f"; {chunk['below']} do not, between them nothing was tried"
         whole = " (all that a device has)" if chunk["chunk"] == target["clients of a device"] else ""
-        text = (
-            f"{chunk['chunk']} clients at once fit{whole}{end}" if chunk["chunk"] else "not even one client at once was seen to fit"
-        )
-        lines.append(f"  Chunk: {text}.")
+        fitting = f"{chunk['chunk']} clients at once fit{whole}{end}"
+        lines.append(f"  Chunk: {fitting if chunk['chunk'] else 'not even one client at once was seen to fit'}.")
     if target["round"]:
         lines.append(f"  {_describe_round(target['round'], about)}")
     lines += [f"  To change: {sentence}" for sentence in target["advice"]]
@@ -108,15 +106,16 @@ def suggest_changes(config: Mapping[str, Any], about: Mapping[str, Any], chunk: 
     if larger is not None and (is_large("frozen and public arrays") or is_large("server state")):
         networks = readable_size(sizes["frozen and public arrays"] + sizes["server state"])
         sentences.append(f"plan.model={larger} spreads the networks, {networks} on each device, over so many.")
-    if chunk == 0 or chunk is None:
+    if not chunk:
         for index, model in enumerate(config["models"]):
             name = str(model)
             if name.startswith("pretrained") and "remat=True" not in name:
                 sentences.append(f"models[{index}]: remat=True recomputes layers in the backward pass.")
             if name.startswith("pretrained") and "bfloat16" not in name and config["adapter"] is not None:
                 sentences.append(f"models[{index}]: dtype='bfloat16' halves its parameters.")
-        if config["method"].get("batch", 0) and config["method"]["batch"] > 1:
-            sentences.append(f"method.batch={config['method']['batch']}: a smaller one needs less (and is another experiment).")
+        batch = config["method"].get("batch")
+        if batch is not None and batch > 1:
+            sentences.append(f"method.batch={batch}: a smaller one needs less (and is another experiment).")
     return sentences
 
 

@@ -55,6 +55,11 @@ class Instruction(NamedTuple):
     attributes: str
     is_root: bool
 
+    @property
+    def bytes(self) -> float:
+        """Bytes of its result."""
+        return sum(array.bytes for array in self.arrays)
+
 
 class Collective(NamedTuple):
     """The exchanges of a kind in one call of a program. `bytes`: on each device, of all of them."""
@@ -93,9 +98,8 @@ class Program:
             kind = line.opcode.removesuffix("-start")
             if kind not in KINDS:
                 continue
-            taken = sum(self._operand_bytes(computation, line)) or 0.0
-            given = sum(array.bytes for array in line.arrays)
-            whole = max(taken, given - taken if line.opcode.endswith("-start") else given)
+            taken = sum(self._operand_bytes(computation, line))
+            whole = max(taken, line.bytes - taken if line.opcode.endswith("-start") else line.bytes)
             if chain := _CHAIN.search(line.attributes):
                 chains[kind, chain[1]] = min(chains.get((kind, chain[1]), (times, whole)), (times, whole))
                 continue
@@ -162,7 +166,7 @@ class Program:
         for line in users:
             first = line.operands[0] == name and name not in line.operands[1:]
             if line.opcode in _PARTS and first:
-                total += sum(array.bytes for array in line.arrays)
+                total += line.bytes
             elif line.opcode == "bitcast":
                 total += self._bytes_read(lines, line.name)
             elif line.opcode == "fusion":
@@ -178,7 +182,7 @@ class Program:
         """Returns an upper bound on the new bytes of a line's result: of an array changed in place, the changed part."""
         if instruction is not None and instruction.opcode == "dynamic-update-slice":
             update = lines.get(instruction.operands[1])
-            return sum(array.bytes for array in update.arrays) if update else math.inf
+            return update.bytes if update else math.inf
         if instruction is not None and instruction.opcode == "bitcast":
             return self._bytes_written(lines, lines.get(instruction.operands[0]))
         if instruction is not None and instruction.opcode == "fusion":
@@ -189,7 +193,7 @@ class Program:
     def _operand_bytes(self, computation: str, line: Instruction) -> Iterator[float]:
         for name in line.operands:
             operand = self._computations[computation].get(name)
-            yield sum(array.bytes for array in operand.arrays) if operand else 0.0
+            yield operand.bytes if operand else 0.0
 
     def _executed_instructions(self, trips: Trips, fused: bool = True) -> Iterator[tuple[float, str, Instruction]]:
         """Yields every executed line, with how often and in which computation. All branches count, in parts unless `fused`."""

@@ -29,8 +29,8 @@ from fedjax_core.run import MAY_DIFFER, check_inputs, check_partition
 from fedjax_core.storage.json_files import read_json, to_json_values
 from fedjax_core.storage.workdir import CONFIG, DATA, RECORDED, RUN, compare_configs
 
-_ENDED = {"rounds": int, "facts": dict}  # fields of summary.json that say whether a run is over
-_FACTS = {"rounds": int, "facts": {"bytes_down": float, "bytes_up": float}}  # and what a table takes of one that is
+_SUMMARY_FORM = {"rounds": int, "facts": dict}  # fields of summary.json that say whether a run is over
+_RESULT_FORM = {"rounds": int, "facts": {"bytes_down": float, "bytes_up": float}}  # and what a table takes of one that is
 
 
 class Result(NamedTuple):
@@ -167,7 +167,8 @@ class Contents:
             if label not in ours.clients or label not in theirs.clients:  # such as unseen clients, whom one of them cannot serve
                 continue
             shares = client_statistics.find_worse_off(ours.clients[label], ours.scores[label], theirs.clients[label])
-            pairs |= {} if shares is None else {seed: shares}
+            if shares is not None:
+                pairs[seed] = shares
         return pairs
 
     def _results(self, row: str, column: str) -> dict[int, Result]:
@@ -195,7 +196,7 @@ def is_finished(folder: Path, cell: Cell) -> bool:
     summary = cell.workdir(folder) / reporter.SUMMARY
     if not summary.exists():
         return False
-    ended = read_json(summary, _ENDED)
+    ended = read_json(summary, _SUMMARY_FORM)
     return reporter.ENDED in ended["facts"] and (ended["rounds"] == cell.config.rounds or "ended" in ended["facts"])
 
 
@@ -206,7 +207,7 @@ def read_result(table: Definition, folder: Path, cell: Cell, data: FederatedData
       ValueError: it has no score of a measure, or not the metrics of all its rounds.
     """
     workdir = cell.workdir(folder)
-    ended = read_json(workdir / reporter.SUMMARY, _FACTS)
+    ended = read_json(workdir / reporter.SUMMARY, _RESULT_FORM)
     facts = ended["facts"]
     targets = column_targets(table, cell.column)
     records = metrics_log.read_complete_records(workdir, ended["rounds"])  # another process may be extending the run

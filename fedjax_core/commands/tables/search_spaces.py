@@ -27,6 +27,7 @@ TABLE_FIELDS += ("privacy", "adversary", "aggregation", "compression", "devices"
 EDGE = 0.1  # the outer part of an interval, on its own scale
 DIGITS = 4  # of drawn numbers, so that what the table shows is what was tried
 ATTEMPTS = 1000  # draws of one setting of a space with intervals
+RANDOM_TRIALS = 4  # beside the row's own settings, before the first proposal
 
 
 def check_space(row: str, space: Space) -> None:
@@ -165,9 +166,6 @@ def _is_among(values: Any, value: Any) -> bool:
     if is_interval(values):
         return is_number(value) and values.low <= value <= values.high
     return value_key(value) in {value_key(other) for other in values}
-
-
-RANDOM_TRIALS = 4  # beside the row's own settings, before the first proposal
 
 
 def import_optuna() -> Any:

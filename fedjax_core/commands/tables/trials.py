@@ -14,7 +14,7 @@ from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import read_json
 from fedjax_core.storage.workdir import CHECKPOINTS, METRICS, lock_directory
 
-_ENDED = {"rounds": int, "facts": dict, "speed?": {"seconds?": float}}  # fields of summary.json that are read
+_SUMMARY_FORM = {"rounds": int, "facts": dict, "speed?": {"seconds?": float}}  # fields of summary.json that are read
 DIVERGED = "diverged.txt"  # in a run's directory: why it will not be tried again
 BEGUN = "trials"  # beside the runs: an empty file for each that a search began and whose checkpoints may go
 
@@ -85,7 +85,7 @@ class SearchProgress:
             for run in study.runs:
                 summary = run.workdir(self._folder) / reporter.SUMMARY
                 if (run.name, run.config.rounds) in self._scores and summary.exists():
-                    yield (Job(run, run.config.rounds), read_json(summary, _ENDED).get("speed", {}).get("seconds", 0.0))
+                    yield (Job(run, run.config.rounds), read_json(summary, _SUMMARY_FORM).get("speed", {}).get("seconds", 0.0))
 
 
 def read_score(workdir: Path, run: Cell, measure: tuple[str, ...]) -> float | None:
@@ -99,7 +99,7 @@ def read_score(workdir: Path, run: Cell, measure: tuple[str, ...]) -> float | No
     rounds = run.config.rounds
     file, summary = workdir / METRICS, workdir / reporter.SUMMARY
     records = metrics_log.read_records(file) if file.exists() else []
-    ended = read_json(summary, _ENDED) if summary.exists() else {"rounds": 0, "facts": {}}
+    ended = read_json(summary, _SUMMARY_FORM) if summary.exists() else {"rounds": 0, "facts": {}}
     is_longer = bool(records) and records[-1]["round"] > rounds  # of a longer run, or a later rung
     is_evaluated = reporter.ENDED in ended["facts"] or any(
         name.startswith("validation/") for record in records if record["round"] == rounds for name in record

@@ -167,7 +167,7 @@ def compute_surroundings(
       (surface, plane); the surface's `steps` are distances of parameters.
 
     Raises:
-      ValueError: the method has no global model, or as `plane`.
+      ValueError: the method has no global model, or as `find_plane`.
     """
     view = simulation.client_view(state, 0)
     centre = find_network(simulation, view, choose_model(view, "global"))
@@ -182,7 +182,7 @@ def compute_surroundings(
 
 
 def compute_drift(
-    simulation: Simulator, state: State, clients: Sequence[int], *, span: float = 1.0, points: int = 21
+    simulation: Simulator, state: State, clients: Sequence[int], *, span: float, points: int
 ) -> tuple[dict[str, Landscape], Plane]:
     """Computes losses around the global model and clients' models after local training (FedSKC, Figure 1b).
 
@@ -192,9 +192,8 @@ def compute_drift(
 
     Returns:
       (surfaces, plane): the loss on each client's training examples, "client 3", and on test data,
-      "global", all in one plane, which has the clients' models as places.
-
-    With batch normalisation all points have the running statistics of the global model.
+      "global", all in one plane, which has the clients' models as places. With batch normalisation
+      all points have the running statistics of the global model.
 
     Raises:
       ValueError: a client has no training examples; or as `compute_surroundings`.

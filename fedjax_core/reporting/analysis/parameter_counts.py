@@ -45,7 +45,7 @@ def count_sizes(simulation: Simulator) -> list[dict[str, Any]]:
     """Counts parameters of a client's network, its training and its messages, by architecture.
 
     Running statistics of batch normalisation count only in "statistics", so "whole", "trained",
-    "down" and "up" are equal for FedAvg. `communication` lists everything that is sent.
+    "down" and "up" are equal for FedAvg. `count_communication` lists everything that is sent.
 
     Returns:
       Rows of "group" (name), "clients" (their number), and
