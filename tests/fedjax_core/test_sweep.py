@@ -219,7 +219,7 @@ def test_a_table_trains_seeds_together(tmp_path):
     said: list[str] = []
     outcome = tables.run(table, str(tmp_path), "smoke", progress=False, say=said.append)
     assert not outcome.failures
-    begun = [line for line in said if line[1:3] == "/4"]
+    begun = [line for line in said if line[1:3] == "/4" and ": round" not in line]  # a slow one says its rounds
     assert [line.split("  ")[1] for line in begun] == [f"{row} / IID / seed {seed}" for row in "AB" for seed in (0, 1)]
     assert [line.endswith("  (together)") for line in begun] == [False, True] * 2
     alone = tables.build_cells(table, "smoke")

@@ -87,7 +87,7 @@ def from_arrays(
 
     >>> many = from_arrays(images, np.eye(6, 4), images[:2], np.eye(2, 4), ("sun", "sea", "dog", "cat"), targets="labels")
     >>> many.train.y.shape, many.train.y.dtype.name
-    ((6, 4), 'uint8')
+    ((6, 4), 'bool')
 
     Args:
       train_x: [n, ...], one array of numbers. Images are [n, H, W, C], uint8 or floats; features
