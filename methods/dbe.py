@@ -25,9 +25,9 @@ Unseen clients start from a shift of 0, after local training.
 
 Departures: with partial participation the consensus is that of the first round's clients; in the
 paper all clients take part in it. The D numbers of r travel in every round. They are no difference to
-what the server has, so rules, attacks, compression, privacy and asynchronous schedules, which scale or
-bound differences, refuse DBE. A batch's mean is that of its examples, and the last batch of an epoch
-may be short.
+what the server has, so rules, attacks, compression, privacy of clients and asynchronous schedules,
+which scale or bound differences, refuse DBE. A batch's mean is that of its examples, and the last
+batch of an epoch may be short.
 """
 
 from typing import NamedTuple

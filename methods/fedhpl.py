@@ -87,7 +87,7 @@ def mean_by_shape(shapes: Sequence[PyTree], shape_index: Sequence[int], weight_f
         w = weight_fn(client)
         total = [(optax.tree.zeros_like(shape), jnp.zeros_like(w)) for shape in shapes]
         for slot, tree in zip(shape_index, part, strict=True):
-            total[slot] = aggregators.weigh(tree, w), w
+            total[slot] = aggregators.multiply_by_weight(tree, w), w
         return tuple(total)
 
     def finalize(total):

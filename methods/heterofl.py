@@ -129,7 +129,7 @@ def heterofl(
     def map_part(part, client):
         delta, present = part
         w, group = weight_fn(client), jax.nn.one_hot(task.group, len(windows))
-        weighted = aggregators.weigh(mask_head(delta, present), w)
+        weighted = aggregators.multiply_by_weight(mask_head(delta, present), w)
         return put_windows(own, weighted, start), w * group, w * group[:, None] * present[None]
 
     def finalize(total):

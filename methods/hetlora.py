@@ -122,7 +122,7 @@ def hetlora(
 
     def map_part(part: Uplink, client):
         w = aggregators.weight_uniformly(client) * part.norm if weights == "norms" else aggregators.WEIGHT_FNS[weights](client)
-        return aggregators.weigh(part.net, w), w
+        return aggregators.multiply_by_weight(part.net, w), w
 
     def server_update(server, collected, cohort, key):
         total, w = collected

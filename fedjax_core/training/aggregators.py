@@ -51,7 +51,7 @@ def mean(weight_fn: Callable[[Cohort], Array] = weight_by_examples) -> Reduce:
 
     def map_part(part, client):
         w = weight_fn(client)
-        return weigh(part, w), w
+        return multiply_by_weight(part, w), w
 
     def finalize(total):
         return divide_by_weight(*total)
@@ -59,7 +59,7 @@ def mean(weight_fn: Callable[[Cohort], Array] = weight_by_examples) -> Reduce:
     return Reduce(map_part, "add", finalize, "delta", weight_fn)
 
 
-def weigh(tree: PyTree, w: Array) -> PyTree:
+def multiply_by_weight(tree: PyTree, w: Array) -> PyTree:
     """Returns a tree times a weight [], in the dtypes of its leaves."""
     return jax.tree.map(lambda x: (w * x).astype(x.dtype), tree)
 

@@ -37,7 +37,7 @@ def weight_stale(name: str, has_weights: bool) -> UplinkTransform:
             return TransformOutput(value, client_state)
         weight, gap = context.memory
         deltas = value.deltas if gap == () else jax.tree.map(lambda x, y: x + y, value.deltas, (gap,))
-        return TransformOutput(value._replace(deltas=aggregators.weigh(deltas, weight)), client_state)
+        return TransformOutput(value._replace(deltas=aggregators.multiply_by_weight(deltas, weight)), client_state)
 
     def check(method: str, shapes: UplinkValue) -> None:
         if not has_weights or (len(shapes.deltas) == 1 and not shapes.class_means):
