@@ -106,7 +106,8 @@ def from_arrays(
         "numbers": [n] or [n, D] real numbers.
         "tokens": [n, T] integers in [0, K), one for each place of x [n, T], negative where none
           counts. Without them x is [n, T + 1] token ids, negative at the end of shorter texts, of
-          which each position predicts the next.
+          which each position predicts the next. K counts the ids of x, too, unless targets and
+          `class_names` are given, such as the tags of words.
       name: what tables call it.
       train_domains: [n] integers, where examples come from several domains.
       test_domains: [n_test]; given if `train_domains` is.
@@ -142,7 +143,8 @@ def from_arrays(
     _check_channel_axis(train.x)
     if targets != "tokens":
         check_scales("train_x", train.x, "test_x", test.x)
-    class_names = _target_names(targets, class_names, train, test)
+    names_ids = targets == "tokens" and (class_names is None or train_y is None)
+    class_names = _target_names(targets, class_names, train, test, names_ids)
     columns: dict[str, Any] = {"train_domains": train_domains, "test_domains": test_domains}
     columns |= {"train_clients": train_clients, "test_clients": test_clients}
     for what, values in columns.items():
@@ -335,8 +337,8 @@ def _tokens(what: str, values: Any) -> np.ndarray:
     return np.maximum(values, -1).astype(np.int32)
 
 
-def _target_names(targets: str, names: Sequence[str] | None, train: Examples, test: Examples) -> tuple[str, ...]:
-    """Returns the names of a network's outputs: classes or tokens, labels, or numbers."""
+def _target_names(targets: str, names: Sequence[str] | None, train: Examples, test: Examples, names_ids: bool) -> tuple[str, ...]:
+    """Returns the names of a network's outputs: classes or tokens, labels, or numbers; `names_ids`: also those of x's token ids."""
     if targets in ("labels", "numbers"):
         width = train.y.shape[1]
         if names is not None and len(names) != width:
@@ -345,7 +347,7 @@ def _target_names(targets: str, names: Sequence[str] | None, train: Examples, te
     columns = {"train_y": train.y, "test_y": test.y}
     if targets == "tokens":
         columns = {what: np.maximum(values, 0) for what, values in columns.items()}
-        if np.issubdtype(train.x.dtype, np.signedinteger):  # token ids, which the network embeds; uint8 are pixels
+        if names_ids and np.issubdtype(train.x.dtype, np.signedinteger):  # token ids; uint8 are pixels
             columns |= {"train_x": train.x, "test_x": test.x}
     given, names = names, _names("class_names", names, columns)
     if given is None and "train_x" not in columns:

@@ -107,6 +107,16 @@ def test_token_ids_must_fit_32_bits():
         sources.from_arrays([[1, 2**40]], [[1, 1]], [[1, 1]], [[1, 1]], targets="tokens")
 
 
+def test_tags_of_words_have_names_of_their_own():
+    words, tags = np.array([[7, 1, 5], [2, 0, 6]]), np.array([[0, 1, -1], [1, 1, 0]])
+    assert sources.from_arrays(words, tags, words, tags, ("noun", "verb"), targets="tokens").class_names == ("noun", "verb")
+    assert len(sources.from_arrays(words, tags, words, tags, targets="tokens").class_names) == 8
+    with pytest.raises(ValueError, match="train_y has the value 1, class_names has 1 names"):
+        sources.from_arrays(words, tags, words, tags, ("noun",), targets="tokens")
+    with pytest.raises(ValueError, match="train_x has the value 7, class_names has 7 names"):
+        sources.from_arrays(words, None, words, None, "abcdefg", targets="tokens")
+
+
 def test_large_integers_in_a_file_are_refused(tmp_path):
     """They would have to be read whole to become floats."""
     np.save(tmp_path / "x.npy", np.full((4, 2), 2**25, np.int32))
