@@ -19,6 +19,7 @@ Padding = str | int | Around
 
 FORMS = ("auto", "native", "patches", "canonical")
 IMAGES = 4  # of a block in a kernel's gradient: the numbers in the smallest vector register
+WIDE = 32  # channels: minimum of outputs whose blocks are fast
 _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 _backend: contextvars.ContextVar[str | None] = contextvars.ContextVar("backend", default=None)
 _is_native: contextvars.ContextVar[bool] = contextvars.ContextVar("is_native", default=False)
@@ -164,7 +165,7 @@ def _canonical(x: Array, kernel: Array, stride: int, around: Around) -> Array:
     if stride == 1 and _fewer_products(x, kernel.shape):
         return winograd.forward(x, kernel, around)
     if conv_few_channels.pays(x.shape[1:3], kernel.shape, stride, around) and _float32_on_cpu(x.dtype):
-        return conv_few_channels.forward(x, kernel, around)
+        return conv_few_channels.forward(x, kernel, stride, around)
     smaller = x.shape[1] < kernel.shape[0] and x.shape[2] < kernel.shape[1]
     return (_patches if smaller else _native)(x, kernel, stride, around)
 
@@ -202,10 +203,22 @@ def _canonical_kernel(x: Array, dy: Array, size: Size, stride: int, around: Arou
         return winograd.kernel_gradient(x, dy, around)
     if conv_few_channels.kernel_gradient_pays(x.shape[1:3], (*size, c, o), stride, around) and _float32_on_cpu(x.dtype):
         return conv_few_channels.kernel_gradient(x, dy, size, around)
-    large = kh * kw > 1 and min(dy.shape[1:3]) >= 4 and o >= 32 and kh * kw * c * o >= 1600
-    if large and len(x) > 0 and _current_backend() == "cpu":
-        return _kernel_of_blocks(x, dy, size, stride, around)
+    if min(dy.shape[1:3]) >= 4 and len(x) > 0 and _current_backend() == "cpu":
+        if o >= WIDE and kh * kw > 1 and kh * kw * c * o >= 1600:
+            return _kernel_of_blocks(x, dy, size, stride, around)
+        if _pays_to_fill(size, c, o, stride):
+            dy = jnp.pad(dy, ((0, 0), (0, 0), (0, 0), (0, WIDE - o)))
+            return _kernel_of_blocks(x, dy, size, stride, around)[..., :o]
     return _kernel_of_windows(x, dy, size, stride, around)
+
+
+def _pays_to_fill(size: Size, inputs: int, outputs: int, stride: int) -> bool:
+    """Returns whether a kernel's gradient is faster, 1.2 to 3 times, with zeros up to `WIDE` outputs.
+
+    XLA:CPU convolves to as many outputs in half the time of 16.
+    """
+    large = min(size) >= conv_few_channels.LARGE and (stride > 1 or outputs >= conv_few_channels.CHANNELS)
+    return outputs < WIDE and min(size) > 1 and (large or inputs >= WIDE)
 
 
 def _tiny(dtype: jnp.dtype, image: Size, kernel: Size, stride: int, around: Around) -> bool:

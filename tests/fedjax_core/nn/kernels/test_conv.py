@@ -22,6 +22,9 @@ CASES = [
     (3, 1, (5, 6), "SAME", 8, 32),  # blocks of images
     (3, 2, (10, 9), "VALID", 8, 32),  # no window sees the last row
     (5, 2, (8, 9), 2, 3, 32),
+    (7, 2, (13, 12), 3, 3, 4),  # blocks with outputs filled up
+    (5, 1, (8, 7), 2, 3, 16),
+    (3, 1, (5, 6), "SAME", 32, 4),
     (3, 1, (8, 6), "SAME", 32, 40),  # fewer products
     (3, 1, (4, 5), 3, 32, 32),
     (3, 1, (2, 2), 1, 3, 4),  # tiny
@@ -190,7 +193,9 @@ def test_errors(arguments, words):
         conv.conv(jnp.zeros((1, 4, 4, 1)), jnp.zeros((3, 3, 1, 1)), **arguments)
 
 
-@pytest.mark.parametrize(("kernel", "stride", "size", "padding", "channels", "outputs"), [CASES[3], CASES[9], CASES[12], CASES[14]])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "size", "padding", "channels", "outputs"), [CASES[3], CASES[9], CASES[12], CASES[15], CASES[17]]
+)
 def test_second_derivatives(kernel, stride, size, padding, channels, outputs):
     """Directional ones of gradients always; gradients of gradients where the native form is asked for."""
     x, weights, dy = (part[0] for part in draw(size, channels, kernel, stride, padding, outputs))

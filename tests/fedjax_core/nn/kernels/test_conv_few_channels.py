@@ -16,13 +16,14 @@ CASES = [  # size, kernel, around
 ]
 
 
-@pytest.mark.parametrize(("size", "window", "around"), CASES)
-def test_equals_loops_over_windows(size, window, around):
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(("size", "window", "around"), [*CASES, ((13, 12), (7, 7, 3, 4), ((3, 3), (3, 3)))])
+def test_equals_loops_over_windows(size, window, around, stride):
     rng = np.random.default_rng(0)
     x, kernel = (rng.normal(size=shape).astype(np.float32) for shape in ((3, *size, window[2]), window))
-    found = jax.jit(conv_few_channels.forward, static_argnums=2)(x, kernel, around)
-    nothing = np.zeros((3, *windows.results(size, window[:2], 1, around), window[3]))
-    np.testing.assert_allclose(found, windows.convolution(x, kernel, nothing, 1, around)[0], atol=1e-5)
+    found = jax.jit(conv_few_channels.forward, static_argnums=(2, 3))(x, kernel, stride, around)
+    nothing = np.zeros((3, *windows.results(size, window[:2], stride, around), window[3]))
+    np.testing.assert_allclose(found, windows.convolution(x, kernel, nothing, stride, around)[0], atol=2e-5)
 
 
 @pytest.mark.parametrize(("size", "window", "around"), [*CASES, ((12, 11), (5, 5, 3, 6), ((0, 0), (2, 2)))])
@@ -44,6 +45,10 @@ def test_the_gradient_for_the_kernel_equals_loops_over_windows(size, window, aro
         ((8, 8), (3, 3, 16, 16), 1, True),
         ((8, 8), (3, 3, 24, 16), 1, False),
         ((8, 8), (3, 3, 3, 16), 2, False),
+        ((16, 16), (3, 3, 3, 16), 2, True),
+        ((16, 16), (7, 7, 3, 32), 2, True),
+        ((16, 16), (3, 3, 8, 16), 2, False),
+        ((32, 32), (7, 7, 3, 16), 4, False),
         ((8, 8), (1, 3, 3, 16), 1, False),
         ((5, 8), (3, 3, 3, 16), 1, False),
     ],
@@ -53,7 +58,8 @@ def test_where_it_is_taken(size, window, stride, taken):
 
 
 @pytest.mark.parametrize(
-    ("window", "taken"), [((5, 5, 3, 6), True), ((5, 5, 6, 16), True), ((3, 3, 3, 6), False), ((5, 5, 3, 32), False)]
+    ("window", "taken"),
+    [((5, 5, 3, 6), True), ((5, 5, 6, 12), True), ((5, 5, 6, 16), False), ((3, 3, 3, 6), False), ((5, 5, 3, 32), False)],
 )
 def test_where_the_gradient_for_the_kernel_is_taken(window, taken):
     assert conv_few_channels.kernel_gradient_pays((14, 14), window, 1, ((0, 0), (0, 0))) == taken
