@@ -6,7 +6,7 @@ import numpy as np
 
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import apportion
-from fedjax_core.data.ragged_index import RaggedIndex, list_places
+from fedjax_core.data.ragged_index import RaggedIndex, list_owners, list_places
 from fedjax_core.data.sources import Dataset
 from fedjax_core.data.target_types import num_strata, stratify
 
@@ -65,7 +65,7 @@ def split_merged(dataset: Dataset, lists: Sequence[np.ndarray], seed: int) -> tu
     rows, size = joined.concatenate(), joined.size
     if len(np.unique(rows)) < len(rows):
         raise ValueError("test_split='merged': clients of this partition share examples; it must give each to one client.")
-    owners = np.repeat(np.arange(len(size)), size)
+    owners = list_owners(size)
     order = np.lexsort((apportion.make_generator(seed, "test_merged").random(len(rows)), owners))
     number = np.clip(np.ceil(MERGED_TEST_SHARE * size).astype(int), 0, np.maximum(size - 1, 0))
     is_test, parts, indices = list_places(size) < np.repeat(number, size), [], []
