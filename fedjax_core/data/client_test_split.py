@@ -104,7 +104,7 @@ def sample_matched(dataset: Dataset, train_index: Sequence[np.ndarray], test_exa
     available = np.array([len(rows) for rows in of_class])
     rng = apportion.make_generator(seed, "test_matched")
     if len(table) > apportion.MANY:
-        return _sample_together(table, of_class, available, test_examples, rng)
+        return _sample_in_blocks(table, of_class, available, test_examples, rng)
     index = []
     for client, wanted in enumerate(_round_at_random(table, test_examples, rng)):
         if np.any(wanted > available):
@@ -131,7 +131,7 @@ def _shortage_error(client: int, counts: np.ndarray, wanted: np.ndarray, availab
     )
 
 
-def _sample_together(
+def _sample_in_blocks(
     table: np.ndarray, of_class: Sequence[np.ndarray], available: np.ndarray, test_examples: int, rng: np.random.Generator
 ) -> RaggedIndex:
     """Draws as `sample_matched`, without a loop over clients, by Floyd's algorithm."""

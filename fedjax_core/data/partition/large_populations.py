@@ -35,14 +35,14 @@ def choose_examples(rng: np.random.Generator, of_class: Index, numbers: np.ndarr
             if replace:  # with repetition, from classes with fewer examples than wanted
                 whose = list_owners(np.where(wanted > len(rows), wanted, 0))
                 drawn.append(whose * limit + rows[rng.integers(0, max(len(rows), 1), len(whose))])
-            whose, places = _distinct(rng, np.where(wanted > len(rows), 0, wanted), len(rows))
+            whose, places = _draw_distinct(rng, np.where(wanted > len(rows), 0, wanted), len(rows))
             drawn.append(whose * limit + rows[places])
         cells = np.sort(np.concatenate(drawn))
         parts.append((cells % limit).astype(np.int32))
     return RaggedIndex.from_sizes(np.concatenate(parts), sizes)
 
 
-def _distinct(rng: np.random.Generator, numbers: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
+def _draw_distinct(rng: np.random.Generator, numbers: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Draws (client, place): `numbers[i]` different places of `rows` for each client i, uniformly.
 
     What was drawn twice is drawn again. Of those that want more than a half, what they do not get
