@@ -24,6 +24,7 @@ from fedjax_core.option_types import escape_unprintable
 if TYPE_CHECKING:  # commands import this file before anything heavy
     import numpy as np
 
+CALL_BYTES = 2**30  # of one system call, which transfers at most 2 GiB
 TEMPORARY = ".writing-"  # prefix of files that are being written
 _SEEKING = threading.Lock()  # where reading from an offset takes two calls
 
@@ -88,7 +89,15 @@ def read_bytes(path: str | os.PathLike) -> bytes:
 
 
 def read_at(handle: int, target: memoryview, offset: int) -> int:
-    """Reads bytes of an open file from an offset into `target`; returns their number, 0 at its end."""
+    """Reads an open file from an offset until `target` is full or the file ends; returns the number of bytes read."""
+    done = 0
+    while done < len(target) and (number := _read_some(handle, target[done : done + CALL_BYTES], offset + done)):
+        done += number
+    return done
+
+
+def _read_some(handle: int, target: memoryview, offset: int) -> int:
+    """Reads bytes by one system call; returns their number, 0 at the end of the file."""
     if hasattr(os, "preadv"):
         return os.preadv(handle, [target], offset)
     with _SEEKING:  # Windows
@@ -98,8 +107,15 @@ def read_at(handle: int, target: memoryview, offset: int) -> int:
     return len(data)
 
 
-def write_at(handle: int, data: memoryview, offset: int) -> int:
-    """Writes bytes into an open file from an offset; returns the number of bytes written."""
+def write_at(handle: int, data: memoryview, offset: int) -> None:
+    """Writes all bytes into an open file from an offset."""
+    done = 0
+    while done < len(data):
+        done += _write_some(handle, data[done : done + CALL_BYTES], offset + done)
+
+
+def _write_some(handle: int, data: memoryview, offset: int) -> int:
+    """Writes bytes by one system call; returns the number of bytes written."""
     if hasattr(os, "pwrite"):
         return os.pwrite(handle, data, offset)
     with _SEEKING:  # Windows

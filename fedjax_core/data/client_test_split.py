@@ -6,7 +6,7 @@ import numpy as np
 
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import apportion
-from fedjax_core.data.ragged_index import RaggedIndex, list_places
+from fedjax_core.data.ragged_index import RaggedIndex, list_owners, list_places
 from fedjax_core.data.sources import Dataset
 from fedjax_core.data.target_types import num_strata, stratify
 
@@ -65,7 +65,7 @@ def split_merged(dataset: Dataset, lists: Sequence[np.ndarray], seed: int) -> tu
     rows, size = joined.concatenate(), joined.size
     if len(np.unique(rows)) < len(rows):
         raise ValueError("test_split='merged': clients of this partition share examples; it must give each to one client.")
-    owners = np.repeat(np.arange(len(size)), size)
+    owners = list_owners(size)
     order = np.lexsort((apportion.make_generator(seed, "test_merged").random(len(rows)), owners))
     number = np.clip(np.ceil(MERGED_TEST_SHARE * size).astype(int), 0, np.maximum(size - 1, 0))
     is_test, parts, indices = list_places(size) < np.repeat(number, size), [], []
@@ -104,7 +104,7 @@ def sample_matched(dataset: Dataset, train_index: Sequence[np.ndarray], test_exa
     available = np.array([len(rows) for rows in of_class])
     rng = apportion.make_generator(seed, "test_matched")
     if len(table) > apportion.MANY:
-        return _sample_together(table, of_class, available, test_examples, rng)
+        return _sample_in_blocks(table, of_class, available, test_examples, rng)
     index = []
     for client, wanted in enumerate(_round_at_random(table, test_examples, rng)):
         if np.any(wanted > available):
@@ -131,7 +131,7 @@ def _shortage_error(client: int, counts: np.ndarray, wanted: np.ndarray, availab
     )
 
 
-def _sample_together(
+def _sample_in_blocks(
     table: np.ndarray, of_class: Sequence[np.ndarray], available: np.ndarray, test_examples: int, rng: np.random.Generator
 ) -> RaggedIndex:
     """Draws as `sample_matched`, without a loop over clients, by Floyd's algorithm."""

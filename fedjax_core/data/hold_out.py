@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_core import option_types
 from fedjax_core.data import apportion
 from fedjax_core.data.federated_data import FederatedData, UnseenClients, replace_index
-from fedjax_core.data.ragged_index import RaggedIndex, list_places
+from fedjax_core.data.ragged_index import RaggedIndex, list_owners, list_places
 from fedjax_core.data.target_types import label_table, num_strata, stratify
 
 
@@ -64,7 +64,7 @@ def find_seen_examples(data: FederatedData) -> np.ndarray | None:
 def _merge(*parts: RaggedIndex) -> RaggedIndex:
     """Merges the lists of each client, repeats included, ascending."""
     rows = np.concatenate([lists.concatenate() for lists in parts])
-    owners = np.concatenate([np.repeat(np.arange(len(lists)), lists.size) for lists in parts])
+    owners = np.concatenate([list_owners(lists.size) for lists in parts])
     return RaggedIndex.group_by_client(rows, owners, len(parts[0]))
 
 
@@ -134,7 +134,7 @@ def _hold_by_class(
     kept, held = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
     for block in lists.blocks():
         rows, size = lists.concatenate(block), lists.size[block].astype(np.int64)
-        whose, number = np.repeat(np.arange(len(size)), size), numbers[block]
+        whose, number = list_owners(size), numbers[block]
         order = np.argsort(whose * classes + all_labels[rows] + rng.random(len(rows)))
         place = list_places(size)
         begin = rng.integers(0, np.maximum(size, 1))[whose]
@@ -160,7 +160,7 @@ def _hold_in_common(
     parts = [np.zeros(0, np.int32)]
     for block in lists.blocks():
         rows, size, number = lists.concatenate(block), lists.size[block].astype(np.int64), numbers[block]
-        cells = np.repeat(np.arange(len(size)), size) * classes + all_labels[rows]  # a client's examples of a class
+        cells = list_owners(size) * classes + all_labels[rows]  # a client's examples of a class
         order = np.lexsort((rank[rows], cells))
         rows, cells = rows[order], cells[order]
         whose, begin = cells // classes, np.searchsorted(cells, cells)
@@ -181,7 +181,7 @@ def _filter(lists: RaggedIndex, wanted: Callable[[np.ndarray, np.ndarray], np.nd
     parts, sizes = [np.zeros(0, np.int32)], np.zeros(len(lists), np.int64)
     for block in lists.blocks():
         rows, size = lists.concatenate(block), lists.size[block]
-        whose = np.repeat(np.arange(len(size)), size)
+        whose = list_owners(size)
         chosen = wanted(rows, whose)
         parts.append(rows[chosen])
         sizes[block] = np.bincount(whose[chosen], minlength=len(size))

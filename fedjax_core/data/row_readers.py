@@ -78,15 +78,13 @@ class _File:
         into = out.reshape(-1).view(np.uint8).data
         starts = np.concatenate([[0], np.flatnonzero(np.diff(rows.astype(np.int64)) != 1) + 1, [len(rows)]])
         for begin, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-            at, left = self.offset + int(rows[begin]) * self.row_bytes, into[begin * self.row_bytes : end * self.row_bytes]
-            while len(left):
-                try:
-                    number = read_at(self._handle, left[: 2**30], at)
-                except OSError as error:
-                    raise OSError(error.errno, f"cannot read examples of {self.path}: {error.strerror}") from error
-                if not number:
-                    raise OSError(f"cannot read row {int(rows[begin])} of {self.path}: the file has become shorter than its array")
-                at, left = at + number, left[number:]
+            target = into[begin * self.row_bytes : end * self.row_bytes]
+            try:
+                number = read_at(self._handle, target, self.offset + int(rows[begin]) * self.row_bytes)
+            except OSError as error:
+                raise OSError(error.errno, f"cannot read examples of {self.path}: {error.strerror}") from error
+            if number < len(target):
+                raise OSError(f"cannot read row {int(rows[begin])} of {self.path}: the file has become shorter than its array")
 
 
 def locate_in_file(array: np.ndarray) -> tuple[Path, int] | None:

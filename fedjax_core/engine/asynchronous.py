@@ -90,9 +90,9 @@ def add_schedule(
         buffer,
         seconds,
         server_seconds,
-        bound_ring(seconds, sampler.size, buffer, schedule.max_staleness, server_seconds),
-        _find_ring_leaves(spec),
-        [transform.kind for transform in transforms].index(KIND),
+        slots=bound_ring(seconds, sampler.size, buffer, schedule.max_staleness, server_seconds),
+        in_ring=_find_ring_leaves(spec),
+        memory=[transform.kind for transform in transforms].index(KIND),
     )
     numbers = np.zeros(window, np.int32)
     arrivals = Arrivals(np.int32(0), numbers, numbers, numbers, np.zeros(window, np.float32), numbers[:, 0])

@@ -80,8 +80,7 @@ def measure_work(spec: SimulationSpec) -> ClientWork:
       ValueError: a network has neither matrix products nor convolutions.
     """
     sizes, settings = np.asarray(spec.host_arrays.size, np.float64), spec.host_arrays.settings
-    zeros = np.zeros((5, spec.population))
-    work = ClientWork(zeros[0], zeros[1], zeros[2], zeros[3], zeros[4], sizes, np.ones(spec.population))
+    work = ClientWork(*np.zeros((5, spec.population)), size=sizes, batch=np.ones(spec.population))
     for g, group in enumerate(spec.groups):
         counts, epochs, batch = _count_work(spec, g)
         plain = _count_plain_work(spec, g)

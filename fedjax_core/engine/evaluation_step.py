@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_core.algorithm import Algorithm, Array, Examples, PyTree
+from fedjax_core.algorithm import Algorithm, Array, ClientData, Examples, PyTree
 from fedjax_core.engine import client_loop, contracts
 from fedjax_core.engine.client_state import stores
 from fedjax_core.engine.data_feed import cohort_buffer
@@ -17,6 +17,7 @@ from fedjax_core.engine.sharding.mesh import Plan
 from fedjax_core.engine.simulation_spec import SimulationSpec, State
 from fedjax_core.engine.streams import stream_key
 from fedjax_core.training import local_training, metrics
+from fedjax_core.training.batching import sequential_batches
 from fedjax_core.training.few_shot import make_episode_batch
 
 SOURCES = ("test", "validation", "streamed")  # that the server's model is scored on
@@ -243,15 +244,9 @@ def client_statistics(prefix: str, scores: dict[str, tuple[np.ndarray, np.ndarra
     return statistics
 
 
-def _batches(examples: Examples, index: Array, size: Array | int, b: int) -> Batches:
+def _batches(examples: Examples, index: Array, size: Any, b: int) -> Batches:
     """Returns the first `size` of the examples `index` [M] in batches of `b`."""
-    b = max(1, min(b, len(index)))
-    index = jnp.pad(index, (0, -len(index) % b))
-
-    def batch(i):
-        offsets = i * b + jnp.arange(b)
-        return local_training.gather_batch(examples, index[offsets], offsets < size)
-
+    b, batch = sequential_batches(ClientData(examples, index, size), b)
     return -(-size // b), batch
 
 

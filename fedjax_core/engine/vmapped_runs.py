@@ -36,16 +36,17 @@ Seed = tuple[Simulator, State]  # a replica and its state, which is consumed
 
 def find_vmap_obstacle(simulator: Simulator) -> str:
     """Returns why the seeds of a simulator cannot share a program; "" if they can."""
+    spec = simulator.spec
     if jax.process_count() > 1:
         return f"there are {jax.process_count()} processes"
-    if simulator.spec.hold != "device":
-        return f"plan.hold={simulator.spec.hold!r} keeps client states off the devices"
-    if simulator.spec.placement.where != "device":
-        return f"the data are on the {simulator.spec.placement.where}"
-    if simulator.spec.example_privacy is not None:
+    if spec.hold != "device":
+        return f"plan.hold={spec.hold!r} keeps client states off the devices"
+    if spec.placement.where != "device":
+        return f"the data are on the {spec.placement.where}"
+    if spec.example_privacy is not None:
         return "privacy.level='example' has noise for each seed's cohorts"
-    if simulator.spec.plan.model > 1:
-        return f"plan.model={simulator.spec.plan.model} shards each network over devices"
+    if spec.plan.model > 1:
+        return f"plan.model={spec.plan.model} shards each network over devices"
     return ""
 
 

@@ -58,7 +58,7 @@ def build(
         of training that nothing sets, a head of another name, or one with dropout or batch statistics; (when traced) it
         updates frozen statistics.
     """
-    make, module = _make(builder, name, classes, input_shape, options)
+    make, module = _make_module(builder, name, classes, input_shape, options)
     if isinstance(module, Model):
         return _check_model(module, name, input_shape)
     same = lambda x: x
@@ -67,8 +67,8 @@ def build(
         keeps_ints = prepare is not None and jnp.issubdtype(of_type(jnp.int32).dtype, jnp.integer)
         example = of_type(jnp.int32 if keeps_ints else jnp.float32)
         if isinstance(module, nnx.Module):
-            return _of_nnx(make, name, example, prepare or same, stats_mode)
-        return _of_linen(module, name, example, prepare or same, stats_mode)
+            return _build_nnx(make, name, example, prepare or same, stats_mode)
+        return _build_linen(module, name, example, prepare or same, stats_mode)
     raise TypeError(
         f"model {name!r} is a {type(module).__name__}; a builder returns a module of flax.nnx or flax.linen, or a Model"
     )
@@ -97,7 +97,7 @@ def builds_model(
     builder: Callable[..., Any], name: str, classes: int, input_shape: tuple[int, ...], options: dict[str, Any]
 ) -> bool:
     """Returns whether a user's builder returns a `Model`, whose inputs are not changed."""
-    return isinstance(_make(builder, name, classes, input_shape, options)[1], Model)
+    return isinstance(_make_module(builder, name, classes, input_shape, options)[1], Model)
 
 
 def reads_tokens(
@@ -111,7 +111,7 @@ def reads_tokens(
     Raises:
       ValueError: its class declares neither True nor False.
     """
-    module = _make(builder, name, classes, input_shape, options)[1]
+    module = _make_module(builder, name, classes, input_shape, options)[1]
     if isinstance(module, Model):
         return True
     declared = getattr(module, READS_TOKENS, None)
@@ -134,7 +134,7 @@ def reads_tokens(
     return takes(jnp.int32, lambda x: x)
 
 
-def _make(
+def _make_module(
     builder: Callable[..., Any], name: str, classes: int, input_shape: tuple[int, ...], options: dict[str, Any]
 ) -> tuple[Callable[[nnx.Rngs], Any], Any]:
     """Returns a function rngs -> module, and a module whose arrays may be abstract."""
@@ -144,7 +144,8 @@ def _make(
             f"model {name!r}", builder, {"classes": classes, "input_shape": input_shape, "rngs": rngs}, options
         )
 
-    return make, _make_abstract(make) if _is_nnx(builder) else make(nnx.Rngs(0))
+    is_nnx = isinstance(builder, type) and issubclass(builder, nnx.Module)
+    return make, _make_abstract(make) if is_nnx else make(nnx.Rngs(0))
 
 
 def _make_abstract(make: Callable[[nnx.Rngs], Any]) -> Any:
@@ -154,11 +155,7 @@ def _make_abstract(make: Callable[[nnx.Rngs], Any]) -> Any:
     return made[0]
 
 
-def _is_nnx(builder: Callable[..., Any]) -> bool:
-    return isinstance(builder, type) and issubclass(builder, nnx.Module)
-
-
-def _taken(function: Callable, **given: Any) -> dict[str, Any]:
+def _select_arguments(function: Callable, **given: Any) -> dict[str, Any]:
     """Returns the arguments that a function takes."""
     parameters = inspect.signature(function).parameters
     return {name: value for name, value in given.items() if name in parameters}
@@ -203,7 +200,7 @@ def _check_takes_mask(name: str, stats: PyTree, function: Callable) -> None:
         )
 
 
-def _axes(name: str, module: Any) -> Axes:
+def _read_model_axes(name: str, module: Any) -> Axes:
     """Returns the module's `model_axes`.
 
     Raises:
@@ -216,7 +213,7 @@ def _axes(name: str, module: Any) -> Axes:
     raise ValueError(f"model {name!r}: model_axes={axes!r} must {wants}")
 
 
-def _flattened(name: str, module: Any) -> Axes | None:
+def _read_flattened(name: str, module: Any) -> Axes | None:
     """Returns the module's `flattened` (`task.Model`); ValueError unless it maps ends of paths to channels."""
     flattened = getattr(module, "flattened", None)
     if flattened is None:
@@ -227,7 +224,7 @@ def _flattened(name: str, module: Any) -> Axes | None:
     raise ValueError(f"model {name!r}: flattened={flattened!r} must {wants}")
 
 
-def _model(
+def _build_model(
     name: str, init: Callable, run: Callable, head: Callable | None, prepare: Prepare, axes: Axes, flattened: Axes | None
 ) -> Model:
     """Builds a Model of `run`: (net, x, key, train, mask) -> (features or, without a head, logits; stats)."""
@@ -289,7 +286,9 @@ def _compare_with_call(
 _COMPARED: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose `__call__` was compared
 
 
-def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, example: jax.ShapeDtypeStruct, prepare: Prepare, stats_mode: str) -> Model:
+def _build_nnx(
+    make: Callable[[nnx.Rngs], Any], name: str, example: jax.ShapeDtypeStruct, prepare: Prepare, stats_mode: str
+) -> Model:
     split = lambda module: nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngState, nnx.Variable, ...)
     abstract = _make_abstract(make)
     graphdef, *states, constants = split(abstract)
@@ -299,10 +298,10 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, example: jax.ShapeDtypeS
     params, stats, streams, others = (jax.tree.map(jax.typeof, nnx.to_pure_dict(state)) for state in states)
     if jax.tree.leaves(others):
         raise ValueError(f"model {name!r} has variables besides Param, BatchStat and random streams: {others}")
-    parts = hasattr(abstract, "body") and hasattr(abstract, "head")
-    named = type(abstract).body if parts else type(abstract).__call__
+    has_parts = hasattr(abstract, "body") and hasattr(abstract, "head")
+    named = type(abstract).body if has_parts else type(abstract).__call__
     _check_flags(name, named, (*TRAIN_FLAGS, "deterministic"), "train, mask, key")
-    if parts:
+    if has_parts:
         _check_head(name, abstract.head, stats)
     _check_takes_mask(name, stats, named)
 
@@ -327,8 +326,8 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, example: jax.ShapeDtypeS
         if frozen:
             module.set_attributes(use_running_average=True, raise_if_not_found=False)
         before = jax.tree.leaves(nnx.state(module, nnx.BatchStat))
-        call = module.body if parts else module
-        out = call(x, **_taken(named, train=train, mask=mask, key=key))
+        call = module.body if has_parts else module
+        out = call(x, **_select_arguments(named, train=train, mask=mask, key=key))
         out = out[0] if isinstance(out, tuple) else out
         after = nnx.state(module, nnx.BatchStat)
         if frozen and any(new is not old for new, old in zip(jax.tree.leaves(after), before, strict=True)):
@@ -347,13 +346,15 @@ def _of_nnx(make: Callable[[nnx.Rngs], Any], name: str, example: jax.ShapeDtypeS
     def call_alone(net: Net, x: Array) -> Array:
         module = module_of(net, None)
         module.eval()
-        return module(x, **_taken(type(abstract).__call__, train=False, mask=None, key=None))
+        return module(x, **_select_arguments(type(abstract).__call__, train=False, mask=None, key=None))
 
-    if parts and _has_own_call(type(abstract)):
+    if has_parts and _has_own_call(type(abstract)):
         _compare_with_call(
             name, type(abstract), init, lambda net, x: head(net, run(net, x, None, False, None)[0]), call_alone, example
         )
-    return _model(name, init, run, head if parts else None, prepare, _axes(name, abstract), _flattened(name, abstract))
+    return _build_model(
+        name, init, run, head if has_parts else None, prepare, _read_model_axes(name, abstract), _read_flattened(name, abstract)
+    )
 
 
 def _find_head(module: linen.Module) -> Any:
@@ -364,7 +365,7 @@ def _find_head(module: linen.Module) -> Any:
     return answers[-1]
 
 
-def _running(call: Callable, args: tuple, kwargs: dict[str, Any], context: linen.module.InterceptorContext) -> Any:
+def _use_running_statistics(call: Callable, args: tuple, kwargs: dict[str, Any], context: linen.module.InterceptorContext) -> Any:
     """Makes Linen's batch normalization use its running statistics, whatever its arguments."""
     if isinstance(context.module, linen.BatchNorm) and type(context.module).__call__ is linen.BatchNorm.__call__:
         object.__setattr__(context.module, "use_running_average", True)  # the module lives for this call only
@@ -373,35 +374,35 @@ def _running(call: Callable, args: tuple, kwargs: dict[str, Any], context: linen
 
 
 @contextlib.contextmanager
-def _frozen(name: str):
+def _freeze_statistics(name: str):
     """Freezes the statistics of Linen modules inside the block."""
     try:
-        with linen.intercept_methods(_running):
+        with linen.intercept_methods(_use_running_statistics):
             yield
     except errors.ModifyScopeVariableError:
         raise ValueError(f"model {name!r} {FROZEN}") from None
 
 
-def _of_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct, prepare: Prepare, stats_mode: str) -> Model:
+def _build_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct, prepare: Prepare, stats_mode: str) -> Model:
     own_head = _find_head(module) if hasattr(type(module), "body") else None
-    parts = own_head is not None
-    named = getattr(type(module), "body" if parts else "__call__")
+    has_parts = own_head is not None
+    named = getattr(type(module), "body" if has_parts else "__call__")
     _check_flags(name, named, TRAIN_FLAGS, "train, mask, key, deterministic")
 
     def variables(key: Array) -> dict[str, PyTree]:
         def whole(module, x):
-            given = _taken(named, train=False, mask=None, key=None, deterministic=True)
-            return module.head(module.body(x, **given)) if parts else module(x, **given)
+            given = _select_arguments(named, train=False, mask=None, key=None, deterministic=True)
+            return module.head(module.body(x, **given)) if has_parts else module(x, **given)
 
         return dict(module.init({"params": key, "dropout": key}, jnp.zeros(example.shape, example.dtype), method=whole))
 
     shapes = jax.eval_shape(variables, jax.random.key(0))
     if others := set(shapes) - {"params", "batch_stats"}:
         raise ValueError(f"model {name!r} has variables besides params and batch_stats: {', '.join(sorted(others))}")
-    if parts:
+    if has_parts:
         _check_head(name, own_head, shapes.get("batch_stats", {}))
     _check_takes_mask(name, shapes.get("batch_stats", {}), named)
-    if parts and "head" not in shapes["params"]:
+    if has_parts and "head" not in shapes["params"]:
         raise ValueError(
             f"model {name!r} has a method head whose layer is none of its params {', '.join(shapes['params'])}: name it head"
         )
@@ -423,10 +424,10 @@ def _of_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct, pr
     def run_drawing(net, x, key, train, mask):
         batch = train and stats_mode != "freeze" and bool(net.stats)
         rngs = {} if key is None else {"dropout": key, "params": jax.random.fold_in(key, 1)}  # "params" is for all other names
-        given = _taken(named, train=train, mask=mask, key=key, deterministic=not train)
-        method = "body" if parts else None
+        given = _select_arguments(named, train=train, mask=mask, key=key, deterministic=not train)
+        method = "body" if has_parts else None
         if train and stats_mode == "freeze" and net.stats:
-            with _frozen(name):
+            with _freeze_statistics(name):
                 return module.apply(collections(net), x, rngs=rngs, method=method, **given), net.stats
         if not batch:
             return module.apply(collections(net), x, rngs=rngs, method=method, **given), net.stats
@@ -440,11 +441,13 @@ def _of_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct, pr
             raise ValueError(f"model {name!r} {DRAWS_IN_HEAD}") from None
 
     def call_alone(net: Net, x: Array) -> Array:
-        given = _taken(type(module).__call__, train=False, mask=None, key=None, deterministic=True)
+        given = _select_arguments(type(module).__call__, train=False, mask=None, key=None, deterministic=True)
         return jnp.asarray(module.apply(collections(net), x, **given))
 
-    if parts and _has_own_call(type(module)):
+    if has_parts and _has_own_call(type(module)):
         _compare_with_call(
             name, type(module), init, lambda net, x: head(net, jnp.asarray(run(net, x, None, False, None)[0])), call_alone, example
         )
-    return _model(name, init, run, head if parts else None, prepare, _axes(name, module), _flattened(name, module))
+    return _build_model(
+        name, init, run, head if has_parts else None, prepare, _read_model_axes(name, module), _read_flattened(name, module)
+    )

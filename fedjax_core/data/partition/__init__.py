@@ -113,7 +113,7 @@ def divide(
     result = scheme(**given)
     if scheme.origin != registry.BUILT_IN:
         assert clients is not None
-        return _checked(scheme.name, result, clients, {key: len(given.get(key, ())) for key in ("labels", "test_labels")})
+        return _check_result(scheme.name, result, clients, {key: len(given.get(key, ())) for key in ("labels", "test_labels")})
     return result if isinstance(result, tuple) else (result, None)
 
 
@@ -124,7 +124,7 @@ def _read_only(values: np.ndarray) -> np.ndarray:
     return view
 
 
-def _checked(name: str, result: Any, clients: int, rows: Mapping[str, int]) -> tuple[Index, Index | None]:
+def _check_result(name: str, result: Any, clients: int, rows: Mapping[str, int]) -> tuple[Index, Index | None]:
     """Validates the index lists that a scheme from outside returned."""
     halves = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     for half in halves if halves[1] is not None else halves[:1]:

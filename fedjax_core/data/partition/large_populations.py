@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_core.data.apportion import apportion
 from fedjax_core.data.partition.sampling import Index
-from fedjax_core.data.ragged_index import RaggedIndex
+from fedjax_core.data.ragged_index import RaggedIndex, list_owners
 
 _BLOCK = 2**22  # examples that are drawn at once
 
@@ -33,16 +33,16 @@ def choose_examples(rng: np.random.Generator, of_class: Index, numbers: np.ndarr
         drawn = []
         for rows, wanted in zip(of_class, numbers[begin:end].T, strict=True):
             if replace:  # with repetition, from classes with fewer examples than wanted
-                whose = np.repeat(np.arange(len(wanted)), np.where(wanted > len(rows), wanted, 0))
+                whose = list_owners(np.where(wanted > len(rows), wanted, 0))
                 drawn.append(whose * limit + rows[rng.integers(0, max(len(rows), 1), len(whose))])
-            whose, places = _distinct(rng, np.where(wanted > len(rows), 0, wanted), len(rows))
+            whose, places = _draw_distinct(rng, np.where(wanted > len(rows), 0, wanted), len(rows))
             drawn.append(whose * limit + rows[places])
         cells = np.sort(np.concatenate(drawn))
         parts.append((cells % limit).astype(np.int32))
     return RaggedIndex.from_sizes(np.concatenate(parts), sizes)
 
 
-def _distinct(rng: np.random.Generator, numbers: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
+def _draw_distinct(rng: np.random.Generator, numbers: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Draws (client, place): `numbers[i]` different places of `rows` for each client i, uniformly.
 
     What was drawn twice is drawn again. Of those that want more than a half, what they do not get
@@ -53,7 +53,7 @@ def _distinct(rng: np.random.Generator, numbers: np.ndarray, rows: int) -> tuple
     done, kept = [np.zeros(0, np.int64)], np.zeros(0, np.int64)
     missing = left
     while missing.any():
-        drawn = np.repeat(np.arange(len(numbers)), missing)
+        drawn = list_owners(missing)
         kept = np.sort(np.concatenate([kept, drawn * rows + rng.integers(0, rows, len(drawn))]))
         kept = kept[np.append(True, kept[1:] != kept[:-1])]  # `np.unique` hashes: ten times slower
         whose = kept // rows

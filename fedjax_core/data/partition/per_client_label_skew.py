@@ -66,7 +66,7 @@ def dirichlet_clients(
         return np.exp(log_dirichlet(rng, concentration, (*map(len, these), len(classes))))
 
     numbers = (train_examples, test_examples)
-    return _own_distributions("dirichlet_clients", (labels, test_labels), numbers, clients, draw, rng, replace, max_tries)
+    return _draw_from_own_distributions("dirichlet_clients", (labels, test_labels), numbers, clients, draw, rng, replace, max_tries)
 
 
 def pathological_clients(
@@ -108,7 +108,9 @@ def pathological_clients(
         return classes_held / classes_held.sum(-1, keepdims=True)
 
     numbers = (train_examples, test_examples)
-    return _own_distributions("pathological_clients", (labels, test_labels), numbers, clients, draw, rng, replace, max_tries=1)
+    return _draw_from_own_distributions(
+        "pathological_clients", (labels, test_labels), numbers, clients, draw, rng, replace, max_tries=1
+    )
 
 
 def overlapping_dirichlet(
@@ -163,7 +165,9 @@ def overlapping_dirichlet(
     ]
 
 
-def _own_distributions(name, labels, numbers, clients: int, draw, rng, replace: bool, max_tries: int) -> tuple[Lists, Lists]:
+def _draw_from_own_distributions(
+    name, labels, numbers, clients: int, draw, rng, replace: bool, max_tries: int
+) -> tuple[Lists, Lists]:
     """Draws `numbers` (training, test) of examples per client from a label distribution of its own.
 
     `draw()` is the next client's distribution over the classes of the training labels, `draw(ids)`
@@ -186,7 +190,7 @@ def _own_distributions(name, labels, numbers, clients: int, draw, rng, replace: 
         )
 
     if clients > MANY:
-        return _together(clients, numbers, available, of_class, draw, rng, replace, max_tries, refuse)
+        return _draw_in_blocks(clients, numbers, available, of_class, draw, rng, replace, max_tries, refuse)
     parts: tuple[Index, Index] = ([], [])
     for client in range(clients):
         for _ in range(max_tries):
@@ -201,8 +205,10 @@ def _own_distributions(name, labels, numbers, clients: int, draw, rng, replace: 
     return parts
 
 
-def _together(clients: int, numbers, available, of_class, draw, rng, replace: bool, max_tries: int, refuse) -> tuple[Lists, Lists]:
-    """Draws as the loop of `_own_distributions`, a block of clients at a time."""
+def _draw_in_blocks(
+    clients: int, numbers, available, of_class, draw, rng, replace: bool, max_tries: int, refuse
+) -> tuple[Lists, Lists]:
+    """Draws as the loop of `_draw_from_own_distributions`, a block of clients at a time."""
     rows, block = ([], []), max(1, _BLOCK // (available.shape[1] + sum(numbers)))
     for begin in range(0, clients, block):
         ids = np.arange(begin, min(begin + block, clients))

@@ -124,8 +124,8 @@ def from_arrays(
     parts = {"train": (train_x, train_y), "test": (test_x, test_y)}
     if targets == "tokens" and train_y is None and test_y is None:
         parts = {part: shift_tokens(f"{part}_x", x) for part, (x, _) in parts.items()}
-    read = {"classes": _integers, "labels": _truths, "numbers": _numbers, "tokens": _tokens}[targets]
-    x = _unify_types({f"{part}_x": _inputs(f"{part}_x", x) for part, (x, _) in parts.items()}, targets)
+    read = {"classes": _check_integers, "labels": _check_truths, "numbers": _check_numbers, "tokens": _check_tokens}[targets]
+    x = _unify_types({f"{part}_x": _check_inputs(f"{part}_x", x) for part, (x, _) in parts.items()}, targets)
     y = {f"{part}_y": read(f"{part}_y", y) for part, (_, y) in parts.items()}
     y = _unify_types(y, targets) if targets == "numbers" else y
     train, test = (Examples(x[f"{part}_x"], y[f"{part}_y"]) for part in parts)
@@ -150,7 +150,7 @@ def from_arrays(
     for what, values in columns.items():
         if values is None:
             continue
-        columns[what] = values = _integers(what, values)
+        columns[what] = values = _check_integers(what, values)
         rows = len(train.y if what.startswith("train") else test.y)
         if len(values) != rows:
             raise ValueError(f"{what} has {len(values)} entries for {rows} examples: must be one per example.")
@@ -159,11 +159,11 @@ def from_arrays(
         raise ValueError("train_domains and test_domains: give both or neither.")
     if clients["train_clients"] is None and clients["test_clients"] is not None:
         raise ValueError("test_clients without train_clients: give both, or train_clients alone.")
-    domain_names = () if domains["train_domains"] is None else _names("domain_names", domain_names or None, domains)
+    domain_names = () if domains["train_domains"] is None else _check_names("domain_names", domain_names or None, domains)
     if len(client_names) and clients["train_clients"] is None:
         raise ValueError(f"client_names has {len(client_names)} names without train_clients: give both.")
     present = {what: values for what, values in clients.items() if values is not None}
-    client_names = _names("client_names", client_names, present) if len(client_names) else ()
+    client_names = _check_names("client_names", client_names, present) if len(client_names) else ()
     return Dataset(name, train, test, class_names, domain_names=domain_names, client_names=client_names, **columns)
 
 
@@ -172,7 +172,7 @@ def shift_tokens(what: str, tokens: Any) -> tuple[np.ndarray, np.ndarray]:
 
     Ids are negative at the end of shorter texts; there targets are -1 and inputs 0.
     """
-    tokens = _array(what, tokens)
+    tokens = _to_array(what, tokens)
     if tokens.ndim != 2 or tokens.shape[1] < 2 or not np.issubdtype(tokens.dtype, np.signedinteger):
         raise ValueError(f"{what} has shape {tokens.shape} and type {tokens.dtype}: must be token ids [n, T + 1], T at least 1.")
     return np.maximum(tokens[:, :-1], 0), np.where(tokens[:, :-1] >= 0, np.maximum(tokens[:, 1:], -1), -1)
@@ -183,7 +183,7 @@ def add_channel_axis(images: np.ndarray) -> np.ndarray:
     return images[..., None] if images.ndim == 3 else images
 
 
-def _array(what: str, values: Any) -> np.ndarray:
+def _to_array(what: str, values: Any) -> np.ndarray:
     if np.ma.is_masked(values):
         raise ValueError(f"{what} is a masked array with masked entries: fill them first, such as with x.filled(0).")
     if hasattr(values, "toarray"):
@@ -208,13 +208,13 @@ def _is_pair(example: Any) -> bool:
         return False
 
 
-def _inputs(what: str, values: Any) -> np.ndarray:
+def _check_inputs(what: str, values: Any) -> np.ndarray:
     if isinstance(values, Mapping):
         raise ValueError(
             f"{what} is a mapping of {', '.join(map(str, values))}: must be one array; put them side by side on the last axis, "
             "take them apart in the network, and set config.normalise='unit'"
         )
-    values = _array(what, values)
+    values = _to_array(what, values)
     if values.ndim < 2 or 0 in values.shape[1:]:
         hint = f"; pass {what}[:, None] for one number per example" if values.ndim == 1 else ""
         raise ValueError(f"{what} has shape {values.shape}: must be [n, ...] with no empty axis{hint}.")
@@ -222,10 +222,10 @@ def _inputs(what: str, values: Any) -> np.ndarray:
         return values
     if values.dtype != np.bool_ and not np.issubdtype(values.dtype, np.floating):
         raise ValueError(f"{what} has type {values.dtype}: must be uint8 (0..255), floats or integers.")
-    return _floats(what, values)
+    return _check_floats(what, values)
 
 
-def _floats(what: str, values: np.ndarray) -> np.ndarray:
+def _check_floats(what: str, values: np.ndarray) -> np.ndarray:
     """Returns finite numbers as float32, or as float64 if they are more precise than that."""
     values = values.astype(np.float64 if values.dtype.itemsize > 4 else np.float32, copy=False)
     largest, step = np.finfo(np.float32).max, max(1, BLOCK // math.prod(values.shape[1:]))
@@ -299,8 +299,8 @@ def is_images(x: np.ndarray) -> bool:
     return x.ndim == 4 and x.shape[3] in CHANNELS
 
 
-def _integers(what: str, values: Any) -> np.ndarray:
-    values = _array(what, values)
+def _check_integers(what: str, values: Any) -> np.ndarray:
+    values = _to_array(what, values)
     if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
         hint = "; other targets are named by targets='labels', 'numbers' or 'tokens'" if what.endswith("_y") else ""
         if values.ndim == 1 and values.dtype.kind in "USO":
@@ -312,23 +312,23 @@ def _integers(what: str, values: Any) -> np.ndarray:
     return values.astype(np.int32)
 
 
-def _truths(what: str, values: Any) -> np.ndarray:
-    values = _array(what, values)
+def _check_truths(what: str, values: Any) -> np.ndarray:
+    values = _to_array(what, values)
     if values.ndim != 2 or 0 in values.shape[1:] or values.dtype.kind not in "buif" or not np.isin(values, (0, 1)).all():
         raise ValueError(f"{what} has shape {values.shape} and type {values.dtype}: must be truth values, or 0 and 1, [n, K].")
     return values.astype(bool)
 
 
-def _numbers(what: str, values: Any) -> np.ndarray:
-    values = _array(what, values)
+def _check_numbers(what: str, values: Any) -> np.ndarray:
+    values = _to_array(what, values)
     values = values[:, None] if values.ndim == 1 else values
     if values.ndim != 2 or 0 in values.shape[1:] or values.dtype.kind not in "uif":
         raise ValueError(f"{what} has shape {values.shape} and type {values.dtype}: must be real numbers, [n] or [n, D].")
-    return _floats(what, values if values.dtype.kind == "f" else values.astype(np.float64))
+    return _check_floats(what, values if values.dtype.kind == "f" else values.astype(np.float64))
 
 
-def _tokens(what: str, values: Any) -> np.ndarray:
-    values = _array(what, values)
+def _check_tokens(what: str, values: Any) -> np.ndarray:
+    values = _to_array(what, values)
     if values.ndim != 2 or 0 in values.shape[1:] or not np.issubdtype(values.dtype, np.signedinteger):
         wanted = "must be signed integers of shape [n, T]"
         raise ValueError(f"{what} has shape {values.shape} and type {values.dtype}: {wanted}.")
@@ -343,13 +343,13 @@ def _target_names(targets: str, names: Sequence[str] | None, train: Examples, te
         width = train.y.shape[1]
         if names is not None and len(names) != width:
             raise ValueError(f"class_names has {len(names)} names, train_y {width} columns: must be equally many.")
-        return _each_once("class_names", range(width) if names is None else names)
+        return _check_distinct("class_names", range(width) if names is None else names)
     columns = {"train_y": train.y, "test_y": test.y}
     if targets == "tokens":
         columns = {what: np.maximum(values, 0) for what, values in columns.items()}
         if names_ids and np.issubdtype(train.x.dtype, np.signedinteger):  # token ids; uint8 are pixels
             columns |= {"train_x": train.x, "test_x": test.x}
-    given, names = names, _names("class_names", names, columns)
+    given, names = names, _check_names("class_names", names, columns)
     if given is None and "train_x" not in columns:
         _warn_of_empty_classes(len(names), np.concatenate([columns["train_y"], columns["test_y"]]))
     if len(names) < 2:
@@ -370,7 +370,7 @@ def _warn_of_empty_classes(classes: int, y: np.ndarray) -> None:
         log.warning(what, begins, len(empty), classes, empty[0], better)
 
 
-def _names(what: str, names: Sequence[str] | None, columns: dict[str, Any]) -> tuple[str, ...]:
+def _check_names(what: str, names: Sequence[str] | None, columns: dict[str, Any]) -> tuple[str, ...]:
     """Returns the names of the values 0 ... of the columns, checked; by default the numbers."""
     top = {column: int(values.max()) for column, values in columns.items()}
     if names is None:
@@ -385,7 +385,7 @@ def _names(what: str, names: Sequence[str] | None, columns: dict[str, Any]) -> t
     for column, largest in top.items():
         if largest >= len(names):
             raise ValueError(f"{column} has the value {largest}, {what} has {len(names)} names: must lie in [0, {len(names)}).")
-    return _each_once(what, names)
+    return _check_distinct(what, names)
 
 
 def is_code(largest: int, different: int) -> bool:
@@ -393,7 +393,7 @@ def is_code(largest: int, different: int) -> bool:
     return largest >= max(UNNAMED, 10 * different)
 
 
-def _each_once(what: str, names: Sequence[Any]) -> tuple[str, ...]:
+def _check_distinct(what: str, names: Sequence[Any]) -> tuple[str, ...]:
     strings = tuple(map(str, names))
     if len({*strings}) < len(strings):
         twice = next(name for i, name in enumerate(strings) if name in strings[:i])

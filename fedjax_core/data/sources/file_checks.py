@@ -141,7 +141,7 @@ def load_array(file: IO[bytes], size: int, what: str) -> np.ndarray:
         file.seek(0)
         return np.lib.format.read_array(file, allow_pickle=False)
     except _ARRAY_ERRORS as error:
-        raise _no_array(what, error) from error
+        raise _no_array_error(what, error) from error
 
 
 def map_array(path: Path, what: str) -> np.memmap:
@@ -151,7 +151,7 @@ def map_array(path: Path, what: str) -> np.memmap:
             check_array_header(file, path.stat().st_size, what)
         mapped: Any = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
-        raise _no_array(what, error) from error
+        raise _no_array_error(what, error) from error
     return mapped
 
 
@@ -169,7 +169,7 @@ def check_array_header(file: IO[bytes], size: int, what: str) -> tuple[tuple[int
     try:
         shape, _, dtype = HEADER_READERS[np.lib.format.read_magic(file)](file)
     except _ARRAY_ERRORS as error:
-        raise _no_array(what, error) from error
+        raise _no_array_error(what, error) from error
     if dtype.hasobject:
         raise ValueError(f"{what} holds pickled objects, which are never loaded.")
     claimed, available = math.prod(shape) * dtype.itemsize, size - file.tell()
@@ -181,7 +181,7 @@ def check_array_header(file: IO[bytes], size: int, what: str) -> tuple[tuple[int
     return shape, dtype
 
 
-def _no_array(what: str, error: BaseException) -> ValueError:
+def _no_array_error(what: str, error: BaseException) -> ValueError:
     if "max_header_size" in str(error):
         reason = "its header is longer than the 10,000 characters that any array needs"
     elif isinstance(error, OverflowError | MemoryError):

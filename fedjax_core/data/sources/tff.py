@@ -183,14 +183,14 @@ def _unpack(file: Path) -> Iterator[Path]:
             with lzma.open(file) as packed, open(unpacked, "wb") as plain:
                 shutil.copyfileobj(packed, plain, 2**24)
         except (lzma.LZMAError, EOFError) as error:
-            raise _damaged(file, error) from error
+            raise _damage_error(file, error) from error
         except OSError as error:
             hint = "TMPDIR names the folder; or unpack the file yourself"
             raise OSError(error.errno, f"{file}: cannot be unpacked into {folder} ({error.strerror}); {hint}") from error
         yield unpacked
 
 
-def _damaged(file: Path, error: Exception) -> ValueError:
+def _damage_error(file: Path, error: Exception) -> ValueError:
     return ValueError(f"{file}: cannot be read ({error}): truncated, damaged or another file; get it again.")
 
 
@@ -217,14 +217,14 @@ def _open_h5(file: Path, split: str) -> Iterator[Callable[..., Clients]]:
     try:
         opened: Any = h5py.File(file)
     except OSError as error:
-        raise _damaged(file, error) from error
+        raise _damage_error(file, error) from error
 
     def read(features: Sequence[str], number: int | None = None, most: int | None = None, only: Collection[str] = ()) -> Clients:
         try:
             for name in _choose_clients(list(opened["examples"]), number, only, file, split):
                 yield name, {feature: opened["examples"][name][feature][:most] for feature in features}
         except (KeyError, OSError) as error:
-            raise _damaged(file, error) from error
+            raise _damage_error(file, error) from error
 
     with opened:
         yield read
@@ -243,7 +243,7 @@ def _open_database(plain: Path, split: str, file: Path) -> Iterator[Callable[...
                 rows = [decode_example(blob, features) for (blob,) in connection.execute(wanted, (split, name, limit))]
                 yield name, {feature: [value for row in rows for value in _as_values(row[feature])] for feature in features}
         except (sqlite3.Error, KeyError, UnicodeDecodeError) as error:
-            raise _damaged(file, error) from error
+            raise _damage_error(file, error) from error
 
     with contextlib.closing(sqlite3.connect(f"{plain.resolve().as_uri()}?mode=ro", uri=True)) as connection:
         yield read

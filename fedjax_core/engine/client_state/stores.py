@@ -19,7 +19,6 @@ from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.simulation_spec import SimulationSpec
 from fedjax_core.engine.streams import stream_key
 
-READ_BYTES = 2**30  # of one system call, which transfers at most 2 GiB
 IsLocal = Callable[[np.ndarray], np.ndarray]  # slots [C] -> [C] bool, whether this process stores them
 
 
@@ -166,15 +165,12 @@ class _Column:
             return out
         target = out.reshape(-1).view(np.uint8).data
         for index, slot in enumerate(slots.tolist()):
-            rest, offset = target[index * self.bytes : (index + 1) * self.bytes], slot * self.bytes
-            while len(rest):
-                try:
-                    number = read_at(self._file.fileno(), rest[:READ_BYTES], offset)
-                except OSError as error:
-                    raise _read_error(error.errno, error.strerror) from error
-                if not number:
-                    raise _read_error(errno.EIO, "their file has become shorter")
-                rest, offset = rest[number:], offset + number
+            try:
+                number = read_at(self._file.fileno(), target[index * self.bytes : (index + 1) * self.bytes], slot * self.bytes)
+            except OSError as error:
+                raise _read_error(error.errno, error.strerror) from error
+            if number < self.bytes:
+                raise _read_error(errno.EIO, "their file has become shorter")
         return out
 
     def write(self, slots: np.ndarray, states: np.ndarray) -> None:
@@ -182,13 +178,10 @@ class _Column:
             return
         source = np.ascontiguousarray(states, self.dtype).reshape(-1).view(np.uint8).data
         for index, slot in enumerate(slots.tolist()):
-            rest, offset = source[index * self.bytes : (index + 1) * self.bytes], slot * self.bytes
-            while len(rest):
-                try:
-                    number = write_at(self._file.fileno(), rest[:READ_BYTES], offset)
-                except OSError as error:
-                    raise _write_error(error) from error
-                rest, offset = rest[number:], offset + number
+            try:
+                write_at(self._file.fileno(), source[index * self.bytes : (index + 1) * self.bytes], slot * self.bytes)
+            except OSError as error:
+                raise _write_error(error) from error
 
 
 def _read_error(number: int | None, reason: str | None) -> OSError:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_core.algorithm import PyTree
@@ -21,6 +20,7 @@ from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.sharding.mesh import AXIS, MODEL, client_sharded, replicated
 from fedjax_core.engine.simulation_spec import SimulationSpec, State
 from fedjax_core.task import Axes, find_model_axis
+from fedjax_core.training.metrics import nbytes
 
 MAX_NAMED = 3  # arrays that a warning names
 log = logging.getLogger("fedjax_core")
@@ -92,7 +92,7 @@ def _warn_of_replicated(name: str, trees: PyTree, axes: Axes, devices: int) -> N
             continue
         named += 1
         if not _is_divisible(shape, axis, devices):
-            size += int(np.prod(shape)) * np.dtype(leaf.dtype).itemsize
+            size += nbytes(leaf)
             whole["/".join(keys.split("/")[-3:])] = shape
     if not named:
         _warn_once(

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_core.algorithm import Array, ClientData, Net, PyTree, is_net
 from fedjax_core.engine.simulator import Group, Simulator
+from fedjax_core.task import count_parameters
 from fedjax_core.training import metrics
 from fedjax_core.training.param_partition import count_trainable
 
@@ -61,12 +62,12 @@ def count_sizes(simulation: Simulator) -> list[dict[str, Any]]:
         whole = jax.eval_shape(functools.partial(_init_whole, group), group.task.bound_arrays, jax.random.key(0))
         body = {name: entry for name, entry in whole.params.items() if name not in ("prompts", "head")}
         numbers = {
-            "whole": _count(whole.params),
-            "body": _count(body),
+            "whole": count_parameters(whole.params),
+            "body": count_parameters(body),
             "trained": _count_trained(simulation, g),
-            "down": _count(_parameters(shape.wire[0])),
-            "up": _count(_parameters(shape.wire[1])),
-            "statistics": _count(whole.stats),
+            "down": count_parameters(_parameters(shape.wire[0])),
+            "up": count_parameters(_parameters(shape.wire[1])),
+            "statistics": count_parameters(whole.stats),
         }
         rows.append({"group": group.name, "clients": len(group.clients), **numbers})
     return rows
@@ -89,10 +90,6 @@ def _count_trained(simulation: Simulator, g: int) -> int:
     with count_trainable() as counter:
         jax.eval_shape(update, group.task.bound_arrays, data.train, index, number, shape.sent, shape.client, jax.random.key(0))
     return counter.count
-
-
-def _count(tree: PyTree) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def _parameters(tree: PyTree) -> PyTree:

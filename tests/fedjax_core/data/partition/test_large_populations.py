@@ -72,7 +72,7 @@ def test_what_cannot_be_is_said_of_the_client():
 @pytest.mark.parametrize("number", [1, 3, 5, 6])
 def test_sets_of_places_are_equally_likely(number):
     clients = 6000
-    whose, places = large_populations._distinct(np.random.default_rng(0), np.full(clients, number), 6)
+    whose, places = large_populations._draw_distinct(np.random.default_rng(0), np.full(clients, number), 6)
     cells = np.unique(whose * 6 + places)
     assert len(cells) == len(whose) == clients * number
     masks = np.bincount(whose, 2**places)
