@@ -280,7 +280,8 @@ def describe_flag_error(error: Exception, arguments: Sequence[str]) -> Exception
         return f"{broken[1]}={broken[2]} must be a tuple, such as {broken[1]}=\"('one', 'another')\""
     if isinstance(error, (AttributeError, KeyError)):
         field = next(iter(re.findall(r"\w+", text)), "")
-        given = next((flag for flag in (a.partition("=")[0] for a in arguments) if field in flag.split(".")[1:]), None)
+        flags = (flag for flag in (a.partition("=")[0] for a in arguments) if field in flag.split(".")[1:])
+        given = next((flag for flag in flags if flag.partition(".")[2] not in schema.FIELDS), None)
         close = re.search(r"Did you mean \W*(\w+)", text)
         return f"the config has no field {given}" + (f"; did you mean {close[1]}?" if close else "") if given else text
     if "Traceback (most recent call last)" in text:  # raised inside a config of ours

@@ -69,7 +69,9 @@ def check_absent_client_changes_nothing(case: Case) -> None:
         return  # a pooled method has one client
     run, drawn, rows = case.make_round_fn()
     gone = [(Cohort(c.ids, _first(c.examples, 0)), p) for c, p in drawn]
-    poison = lambda x: jnp.nan if jnp.issubdtype(x.dtype, jnp.inexact) else 99  # an index into a queue is an int
+    poison = lambda x: jnp.asarray(
+        jnp.nan if jnp.issubdtype(x.dtype, jnp.inexact) else 99, x.dtype
+    )  # an index into a queue is an int
     poisoned = [jax.tree.map(lambda x: _first(x, poison(x)), r) for r in rows]
     server, after, record = run(gone, poisoned)
     nobody = toy_federation.CLIENTS

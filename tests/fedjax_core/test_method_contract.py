@@ -42,3 +42,15 @@ def test_the_contract_finds_weights_in_place_of_differences(changes_collect):
     what = "a round without clients" if changes_collect else "differences of 0"
     with pytest.raises(AssertionError, match=f"{what} changed a network of the server"):
         method_contract.check_no_difference_keeps_the_models(Case(functools.partial(method, batch=toy.BATCH)))
+
+
+def test_a_boolean_in_a_clients_state_keeps_the_contract():
+    def method(task, **options):
+        inner = fedavg(task, **options)
+
+        def client_update(sent, has_trained, data, key):
+            return inner.client_update(sent, (), data, key)._replace(state=jnp.ones_like(has_trained), local=None)
+
+        return inner._replace(client_update=client_update, client_init=lambda key, server, client: jnp.zeros((), bool))
+
+    method_contract.check_absent_client_changes_nothing(Case(functools.partial(method, batch=toy.BATCH)))

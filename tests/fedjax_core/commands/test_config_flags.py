@@ -179,6 +179,11 @@ def test_a_group_and_a_place_of_a_tuple_are_named(flag, said, capsys):
     assert said in line
 
 
+def test_an_unknown_field_is_named_beside_a_known_one_of_its_last_name(capsys):
+    status, line = command(capsys, "fedavg:smoke", "--workdir=run", "--config.evaluation.every=5", "--config.checkpoint.every=5")
+    assert (status, line.strip()) == (2, "error: the config has no field --config.checkpoint.every")
+
+
 def test_an_empty_workdir_is_not_the_current_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     status, line = command(capsys, "fedavg:smoke", "--workdir=", "--fresh")
