@@ -92,6 +92,11 @@ class FederatedData:
     x_offset: np.ndarray | None = None
     y_offset: np.ndarray | None = None
 
+    def __repr__(self) -> str:
+        train, test = (sum(map(len, lists)) for lists in (self.train_index, self.test_index))
+        unseen = "" if self.unseen is None else f", {len(self.unseen.ids)} unseen"
+        return f"FederatedData({self.name!r}: {self.clients} clients{unseen}, with {train} training and {test} test examples)"
+
     @property
     def classes(self) -> int:
         """Number of classes K."""

@@ -88,6 +88,11 @@ class Finished(NamedTuple):
     ended_by: str = ""
     selected: int | None = None
 
+    def __repr__(self) -> str:
+        scores = {name: series for name, series in self.history.items() if name.startswith("test/") and len(series[0])}
+        shown = [f"{name} {values[-1]:.4g} in round {rounds[-1]}" for name, (rounds, values) in [*scores.items()][:2]]
+        return f"Finished({', '.join([*shown, f'{len(self.history)} series in .history'])})"
+
 
 class Interrupted(KeyboardInterrupt):
     """A signal asked the run to stop, and the run left a checkpoint."""

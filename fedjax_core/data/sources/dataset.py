@@ -50,6 +50,11 @@ class Dataset(NamedTuple):
     test_clients: np.ndarray | None = None
     client_names: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        x, classes = self.train.x, len(self.class_names)
+        counts = f"{len(x)} training and {len(self.test.x)} test examples"
+        return f"Dataset({self.name!r}: {counts} {x.shape[1:]} {x.dtype}, {classes} outputs)"
+
     def select(self, train: Any = slice(None), test: Any = slice(None)) -> "Dataset":
         """Returns some of the training and test examples, given by masks or indices."""
         parts = (("train", self.train, train), ("test", self.test, test))

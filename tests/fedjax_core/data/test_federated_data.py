@@ -48,6 +48,11 @@ def test_tables_count_what_the_lists_index():
     assert data.test is DATA.test
 
 
+def test_a_notebook_shows_one_line():
+    assert repr(DATA) == "Dataset('toy': 240 training and 80 test examples (1,) float32, 4 outputs)"
+    assert repr(divide()) == "FederatedData('toy': 5 clients, with 240 training and 80 test examples)"
+
+
 def test_the_lists_are_those_of_the_partition():
     expected = partition.dirichlet(DATA.train.y, 5, 3, alpha=0.5)
     for got, wanted in zip(divide(seed=3).train_index, expected, strict=True):

@@ -145,6 +145,8 @@ def test_what_a_callback_changes_is_its_own(alone, tmp_path):
     assert listener.ended.summary["metrics"] == done.summary["metrics"] == alone[1].summary["metrics"]
     assert config == {"method": {"lr": 0.1}}
     assert done.history["test/global/accuracy"].values.max() <= 1.0
+    assert repr(done).startswith("Finished(test/global/accuracy 0.")
+    assert len(repr(done)) < 200
 
 
 class Abort(BaseException):
