@@ -65,10 +65,13 @@ def build(
     of_type = lambda dtype: jax.eval_shape(prepare or same, jax.ShapeDtypeStruct((1, *input_shape), dtype))
     if isinstance(module, nnx.Module | linen.Module):
         keeps_ints = prepare is not None and jnp.issubdtype(of_type(jnp.int32).dtype, jnp.integer)
-        example = of_type(jnp.int32 if keeps_ints else jnp.float32)
+        dtype = jnp.int32 if keeps_ints else jnp.float32
         if isinstance(module, nnx.Module):
-            return _build_nnx(make, name, example, prepare or same, stats_mode)
-        return _build_linen(module, name, example, prepare or same, stats_mode)
+            model = _build_nnx(make, name, of_type(dtype), prepare or same, stats_mode)
+        else:
+            model = _build_linen(module, name, of_type(dtype), prepare or same, stats_mode)
+        _warn_of_probabilities(model, type(module), jax.ShapeDtypeStruct((1, *input_shape), dtype))
+        return model
     raise TypeError(
         f"model {name!r} is a {type(module).__name__}; a builder returns a module of flax.nnx or flax.linen, or a Model"
     )
@@ -284,6 +287,39 @@ def _compare_with_call(
 
 
 _COMPARED: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose `__call__` was compared
+
+
+def _warn_of_probabilities(model: Model, kind: type, example: jax.ShapeDtypeStruct) -> None:
+    """Warns, once for a class, if its outputs are those of a softmax or a sigmoid, which losses and scores apply to logits."""
+    if kind in _ENDS_READ:
+        return
+    try:
+        net = jax.eval_shape(model.init, jax.random.key(0))
+        jaxpr = jax.make_jaxpr(lambda net, x: model.apply(net, x)[0]["logits"])(net, example).jaxpr
+    except Exception:  # somebody else's code, which may be called in another way
+        return
+    _ENDS_READ.add(kind)
+    if end := _find_end(jaxpr):
+        log.warning("model %r ends in a %s: losses and scores take logits, which are its inputs", model.name, end)
+
+
+_ENDS_READ: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose last operation was read
+
+
+def _find_end(jaxpr: Any) -> str:
+    """Returns "softmax" or "sigmoid" if the first output of a jaxpr is one, else ""."""
+    made_by = {out: equation for equation in jaxpr.eqns for out in equation.outvars}
+    last = made_by.get(jaxpr.outvars[0])
+    while last is not None and last.primitive.name in ("convert_element_type", "reshape", "copy"):
+        last = made_by.get(last.invars[0])
+    if last is None:
+        return ""
+    inside = last.params.get("jaxpr", last.params.get("call_jaxpr"))
+    if inside is not None and last.primitive.name in ("jit", "pjit", "custom_jvp_call"):
+        return _find_end(getattr(inside, "jaxpr", inside))
+    divided = made_by.get(last.invars[0]) if last.primitive.name == "div" else None
+    is_softmax = divided is not None and divided.primitive.name == "exp"
+    return "softmax" if is_softmax else "sigmoid" if last.primitive.name == "logistic" else ""
 
 
 def _build_nnx(

@@ -476,3 +476,37 @@ def test_a_model_of_functions_of_another_library_is_told(change, message):
     assert flax_adapter.build(lambda: model, "own", 3, (4,), {}) is model
     with pytest.raises(TypeError, match=f"model 'own' is a task.Model: its {message}"):
         flax_adapter.build(lambda: model._replace(**change), "own", 3, (4,), {})
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (jax.nn.softmax, "softmax"),
+        (lambda z: nnx.softmax(z, axis=1), "softmax"),
+        (lambda z: jnp.exp(z) / jnp.exp(z).sum(1, keepdims=True), "softmax"),
+        (nnx.sigmoid, "sigmoid"),
+        (lambda z: jax.nn.softmax(z).astype(jnp.bfloat16), "softmax"),
+        (jax.nn.log_softmax, ""),
+        (lambda z: z / 4.0, ""),
+        (lambda z: z * nnx.sigmoid(z), ""),
+    ],
+)
+def test_probabilities_in_place_of_logits_are_said(caplog, end, said):
+    class Ends(nnx.Module):
+        def __init__(self, classes, input_shape, *, rngs):
+            self.layer = nnx.Linear(input_shape[0], classes, rngs=rngs)
+
+        def __call__(self, x):
+            return end(self.layer(x))
+
+    class LinenEnds(linen.Module):
+        classes: int
+
+        @linen.compact
+        def __call__(self, x):
+            return end(linen.Dense(self.classes)(x))
+
+    for builder in (Ends, Ends, LinenEnds):
+        of(builder)
+    assert caplog.text.count(f"ends in a {said}: losses and scores take logits") == (2 if said else 0)
+    assert ("ends in a" in caplog.text) == bool(said)
