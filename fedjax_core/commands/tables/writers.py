@@ -90,6 +90,8 @@ def render_markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | N
         over = any(measures.rounds_target(measure) is not None for measure in table.measures)
         ratio = ", or of rounds to a target ours over it" if over else ""
         lines += ["", f"In brackets the published value{deviates} and ours minus it{ratio}: {'; '.join(sources)}."]
+        if settings := formatting.describe_settings(contents):
+            lines += [f"It is of the paper's setting, ours of variant `{contents.variant}`:", "", *(f"- {s}" for s in settings)]
     for measure in table.measures:
         lines += ["", f"## {measure.label}", "", *_markdown_grid(contents, measure, grids[measure.label])]
         lines += _markdown_speedups(contents, measure, grids[measure.label])
@@ -227,7 +229,9 @@ def _latex_measure(contents: Contents, measure: Any, cells: formatting.Grid) -> 
             lines.append(_latex_row(rf"\quad paper, {beside}", *map(_latex_minus, papers)))
     notes = [formatting.describe_seeds(contents.seeds), *formatting.describe_measure(measure, cells, formatting.describe_score)]
     sources = dict.fromkeys(s.paper[2] for s in cells.summaries.values() if s.paper)
-    notes += [f"Paper: {'; '.join(sources)}"] if sources else []
+    if sources:
+        ours = [f"Ours, variant {contents.variant}: {setting}" for setting in formatting.describe_settings(contents)]
+        notes += [f"Paper: {'; '.join(sources)}", *ours]
     notes += [f"Rows differ in {difference}" for difference in contents.differences]
     notes += [contents.table.note] if contents.table.note else []
     what = f"{measure.label}{measures.describe_unit(measure)}"

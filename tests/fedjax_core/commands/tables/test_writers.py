@@ -34,6 +34,19 @@ def test_numbers_of_the_table(tmp_path, fake):
     assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == tex.count(r"\midrule")
 
 
+def test_another_setting_than_the_papers_is_said_beside_its_values(tmp_path, fake):
+    columns = (Column("IID", {"data.partition": "iid"}), Column("Few", {"data.examples": 1200, "models": ("mlp(widths=(8,))",)}))
+    paper = {"FedAvg": {"IID": 80.5, "Few": 82.0}, "Uniform & co.": None}
+    table = definition(paper=paper, source="Table 2", columns=columns, changes={"rounds": 7})
+    run(tmp_path, table)
+    text, tex = (tmp_path / "table.md").read_text(), (tmp_path / "table.tex").read_text()
+    whole, few = "IID: digits; 7 rounds; mlp(widths=(4,))", "Few: digits; 1,200 examples; 7 rounds; mlp(widths=(8,))"
+    assert f"It is of the paper's setting, ours of variant `smoke`:\n\n- {whole}\n- {few}\n" in text
+    assert f"Ours, variant smoke: {few}." in tex
+    cells = tables.build_cells(table, "paper", [0])
+    assert formatting.describe_settings(tables.Contents(table, "paper", cells, {}, {})) == []
+
+
 def test_statistics_and_few_seeds(tmp_path, fake):
     measures = (
         Measure("best", GLOBAL.scores, "best"),
