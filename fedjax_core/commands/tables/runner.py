@@ -115,6 +115,7 @@ class TableRunner:
         self._settled: set[tuple[str, str]] = set()  # (row, column) whose search has chosen
         self._held: set[tuple[str, int]] = set()  # (name, rounds) of runs of another process
         self._broken: set[str] = set()  # cells whose callbacks failed: they failed, though complete
+        self._first_failures: dict[str, str] = {}  # by reason, the run that failed for it first
         self._runs_over = 0
         self._written_at, self._write_seconds = 0.0, 0.0  # when the tables were written last, and the seconds that it took
         self._files: list[Path] = []
@@ -453,7 +454,8 @@ class TableRunner:
     def _record_failure(self, cell: Cell, error: Exception) -> str:
         """Records why a run failed, with its traceback in a file; returns it."""
         why, log = console.one_line(error), self._log(cell)
-        self._say(f"failed: {cell}: {why}")
+        first = self._first_failures.setdefault(why, str(cell))
+        self._say(f"failed: {cell}: {why if first == str(cell) else f'as {first}'}")
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             write_text(log, "".join(traceback.format_exception(error)))

@@ -110,7 +110,12 @@ def render_markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | N
     lines += [markdown_row(row, column, *costs) for row, column, costs in formatting.format_costs(contents)]
     if contents.failures:
         lines += ["", "## Failed", ""]
-        lines += [f"- {cell}: {contents.failures[cell.name]}" for cell in every if cell.name in contents.failures]
+        cells_of: dict[str, list[str]] = {}
+        for cell in every:
+            if cell.name in contents.failures:
+                cells_of.setdefault(contents.failures[cell.name], []).append(str(cell))
+        more = lambda cells: f" and {len(cells) - 1} more" if len(cells) > 1 else ""
+        lines += [f"- {cells[0]}{more(cells)}: {why}" for why, cells in cells_of.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -203,6 +203,23 @@ def test_finished_runs_of_other_data_are_not_taken_up(tmp_path, fake, monkeypatc
     assert [line for line in said if "comparing" in line] == [f"IID: {what}: no data set here: x.npz"]
 
 
+def test_runs_that_fail_for_one_reason_say_it_once(tmp_path, fake):
+    def act(name):
+        raise FileNotFoundError(2, "no data set here", "x.npz")
+
+    fake.act = act
+    _, said = run(tmp_path, seeds=[0])
+    first = "FedAvg / IID / seed 0"
+    assert [line for line in said if line.startswith("failed")] == [
+        f"failed: {first}: no data set here: x.npz",
+        *(
+            f"failed: {run}: as {first}"
+            for run in ("Uniform & co. / IID / seed 0", "FedAvg / Skewed / seed 0", "Uniform & co. / Skewed / seed 0")
+        ),
+    ]
+    assert f"- {first} and 3 more: no data set here: x.npz\n" in (tmp_path / "table.md").read_text()
+
+
 def test_a_failure_does_not_end_the_others_and_names_its_cell(tmp_path, fake):
     def act(name):
         if name == "uniform-co--iid--seed0":
