@@ -52,10 +52,10 @@ def feddyn(task: Task, *, optimizer: local_training.Optimizer, alpha: float = 0.
     def client_update(sent, g, data, key):
         linear = optax.stateless(lambda grads, _: optax.tree.sub(grads, g))  # the gradient of -<g_k, theta>
         chain = optax.chain(local_training.add_proximal_term(alpha), linear, optimizer(task.round_num))
-        net, _, sums = local_training.fit(loss, chain, epochs=epochs, batch=batch)(sent.net, data, key)  # (1)
-        delta = optax.tree.sub(net, sent.net)
+        net, _, sums = local_training.fit(loss, chain, epochs=epochs, batch=batch)(sent, data, key)  # (1)
+        delta = optax.tree.sub(net, sent)
         g = optax.tree.add_scale(g, -alpha, delta.params)  # (2)
-        return ClientOutput(g, delta, sums, local=(sent._replace(net=net), g))
+        return ClientOutput(g, delta, sums, local=(net, g))
 
     def server_update(server, delta, cohort, key):
         participants = jnp.sum(cohort.examples > 0)
@@ -69,6 +69,7 @@ def feddyn(task: Task, *, optimizer: local_training.Optimizer, alpha: float = 0.
         client_update,
         server_update,
         collect=aggregators.mean(aggregators.weight_uniformly),
-        predict={"global": lambda sent, g, x: model.apply(sent.net, x)[0]},
+        predict={"global": lambda sent, g, x: model.apply(sent, x)[0]},
+        broadcast=lambda server, client: server.net,  # h stays at the server
         client_init=lambda key, server, client: optax.tree.zeros_like(server.net.params),
     )

@@ -107,7 +107,7 @@ def summarize_spread(folder: Path, rounds: int, selected: int | None) -> dict[st
       selected: the selected round.
 
     Returns:
-      {"clients": {"last" and "selected": {"round", "scored" (number of clients), "scores": by name
+      {"clients": {"last" and "selected": {"round", "scored" (clients that have a score), "scores": by name
       {"mean", "worst_tenth", "deciles" (nine)}}}} over the clients that have the score.
     """
     summary = {}
@@ -118,7 +118,7 @@ def summarize_spread(folder: Path, rounds: int, selected: int | None) -> dict[st
         if done <= rounds if moment == "last" else done == selected:
             finite = {name: values[np.isfinite(values)] for name, values in scores.scores.items() if is_headline(name)}
             entries = {name: _summarize(values) for name, values in finite.items() if len(values)}
-            summary[moment] = {"round": done, "scored": len(scores.ids), "scores": entries}
+            summary[moment] = {"round": done, "scored": max(map(len, finite.values()), default=0), "scores": entries}
     return {"clients": summary} if summary else {}
 
 
