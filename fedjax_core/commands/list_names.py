@@ -24,6 +24,7 @@ from flax import nnx
 from fedjax_core import devices, experiment, nn, option_types, own_packages, registry
 from fedjax_core.commands.config_flags import FOLDERS, find_file, list_bundled
 from fedjax_core.commands.main import run_and_exit
+from fedjax_core.commands.tables.definition import read_definition
 from fedjax_core.data import partition, poisoning, sources
 from fedjax_core.data.sources.dataset_cards import CARDS
 from fedjax_core.devices import client_values
@@ -233,7 +234,8 @@ def describe_name(kind: str, name: str) -> str:
         return describe_fields(name)
     if kind in FILES:
         file = find_file(FILES[kind], name)
-        return ast.get_docstring(ast.parse(Path(file).read_text(encoding="utf-8"))) or file
+        text = ast.get_docstring(ast.parse(Path(file).read_text(encoding="utf-8"))) or file
+        return text if kind == "configs" else f"{text}\n\n{_describe_labels(file)}"
     builders = find_builders(kind)
     if kind == "methods" and name not in builders:
         name = registry.spell_name(name)
@@ -250,6 +252,13 @@ def describe_name(kind: str, name: str) -> str:
     if (other := REFERENCE.search(texts[1])) and other[1] in builders:
         texts.append(f"{other[1]}: {read_docstring(kind, builders[other[1]])}")
     return "\n\n".join(text for text in texts if text)
+
+
+def _describe_labels(file: str) -> str:
+    """Returns the rows and columns of a table's variant small, which `--only` and `--set` name."""
+    table = read_definition(file, "small")
+    labels = {"Rows": table.rows, "Columns": table.columns}
+    return "\n".join(f"{what + ':':9} {'; '.join(part.label for part in parts)}" for what, parts in labels.items())
 
 
 def _parser() -> console.Parser:

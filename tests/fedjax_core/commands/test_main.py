@@ -85,6 +85,13 @@ def test_all_of_a_kind_are_listed(capsys, kind):
     assert all(any(line.partition("(")[0].split()[:1] == [name] for line in lines) for name in names)
 
 
+def test_a_table_is_listed_with_its_rows_and_columns(capsys):
+    out = ended(capsys, "list", "tables", "fedskc/table1")[1]
+    assert out.startswith("FedSKC, Table I")
+    assert "\nRows:     FedAvg; FedProx; SCAFFOLD; " in out
+    assert "\nColumns:  CIFAR-10, alpha 0.05; CIFAR-10, alpha 0.2; " in out
+
+
 def test_options_are_listed_with_their_defaults(capsys):
     assert "\ndirichlet(alpha, min_size=1, " in ended(capsys, "list", "partitions")[1]
     models = ended(capsys, "list", "models")[1]
