@@ -21,7 +21,7 @@ from typing import TypeVar
 import jax
 import numpy as np
 
-from fedjax_core import distributed
+from fedjax_core import distributed, registry
 from fedjax_core.algorithm import PyTree
 from fedjax_core.engine import (
     asynchronous,
@@ -154,15 +154,18 @@ class Simulator:
         arrays = compiled.feed.for_client(client, ["index"])
         view = compiled.programs.view[g]
         plain, personal = view(arrays, state, initial, compiled.put(ids), states, touched, trained)
-        holds = {name: plain if name == "global" else personal for name in spec.abstract_algorithm(g).predict}
+        by_model = {name: plain if name == "global" else personal for name in spec.abstract_algorithm(g).predict}
         task = spec.groups[g].task.bind(compiled.device_arrays.tasks[g], state.round)
 
         def predict(name: str, holds: Holdings, x: PyTree, arrays: DeviceArrays | None = None):
+            registry.check_choice("model", name, by_model)
+            if np.shape(spec.data.train.x)[1:] == getattr(x, "shape", None):
+                raise ValueError(f"x has the shape {x.shape} of one example: must be [n, ...], such as x[None]")
             compiled = self.compiled  # by now it may be another plan's
             arrays = compiled.device_arrays if arrays is None else arrays
             return compiled.programs.predict[g](arrays, state.round, name, holds, x)
 
-        return ClientView(client, task, holds, predict)
+        return ClientView(client, task, by_model, predict)
 
     @property
     def offloaded_states(self) -> OffloadedStates | None:

@@ -191,8 +191,8 @@ def load(
         before, now = recorded["partition"]["hash"], simulation.spec.data.partition_hash
         if before != now:
             what = f"{folder} was run on other data: its partition hash is {before[:12]}, now it is {now[:12]}"
-            given = "" if data is not None else "; a run that was given data= in Python needs them again, which commands cannot have"
-            raise ValueError(what + given)
+            hint = "" if data is not None else "; of a run on data= given in Python, only Python can read them: load(..., data=...)"
+            raise ValueError(what + hint)
         check_inputs(folder, recorded.get(DATA, {}), digest_inputs(simulation) if DATA in recorded else {})
         _compare_files(folder, recorded, resolved)
         return config, simulation, restore_state(simulation, checkpoints, done)

@@ -131,6 +131,11 @@ class ViewTest(chex.TestCase):
             analysis.compute_features(sim, state, key="prompts")
         with self.assertRaisesRegex(ValueError, r"client 8 is not one of 0 \.\.\. 7"):
             sim.client_view(state, 8)
+        view, x = sim.client_view(state, 0), sim.spec.data.test.x
+        with self.assertRaisesRegex(ValueError, "unknown model 'globe'; allowed: global"):
+            view.predict("globe", view.holds["global"], x[:1])
+        with self.assertRaisesRegex(ValueError, r"x has the shape \(.*\) of one example: must be \[n, \.\.\.\], such as x\[None\]"):
+            view.predict("global", view.holds["global"], x[0])
 
 
 class FeaturesTest(chex.TestCase):
