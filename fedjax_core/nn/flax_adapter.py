@@ -290,20 +290,22 @@ _COMPARED: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose `__call__`
 
 
 def _warn_of_probabilities(model: Model, kind: type, example: jax.ShapeDtypeStruct) -> None:
-    """Warns, once for a class, if its outputs are those of a softmax or a sigmoid, which losses and scores apply to logits."""
-    if kind in _ENDS_READ:
+    """Warns, once for a builder, if its outputs are those of a softmax or a sigmoid, which losses and scores apply to logits."""
+    names = _ENDS_READ.setdefault(kind, set())
+    if model.name in names:
         return
     try:
         net = jax.eval_shape(model.init, jax.random.key(0))
         jaxpr = jax.make_jaxpr(lambda net, x: model.apply(net, x)[0]["logits"])(net, example).jaxpr
     except Exception:  # somebody else's code, which may be called in another way
         return
-    _ENDS_READ.add(kind)
+    names.add(model.name)
     if end := _find_end(jaxpr):
         log.warning("model %r ends in a %s: losses and scores take logits, which are its inputs", model.name, end)
 
 
-_ENDS_READ: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose last operation was read
+# By class the builders whose last operation was read: several may return one class, such as nnx.Sequential.
+_ENDS_READ: weakref.WeakKeyDictionary[type, set[str]] = weakref.WeakKeyDictionary()
 
 
 def _find_end(jaxpr: Any) -> str:

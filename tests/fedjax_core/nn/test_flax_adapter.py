@@ -510,3 +510,16 @@ def test_probabilities_in_place_of_logits_are_said(caplog, end, said):
         of(builder)
     assert caplog.text.count(f"ends in a {said}: losses and scores take logits") == (2 if said else 0)
     assert ("ends in a" in caplog.text) == bool(said)
+
+
+def test_probabilities_of_a_second_builder_of_one_class_are_said(caplog):
+    def plain(rngs):
+        return nnx.Sequential(nnx.Linear(4, 3, rngs=rngs))
+
+    def probable(rngs):
+        return nnx.Sequential(nnx.Linear(4, 3, rngs=rngs), jax.nn.softmax)
+
+    of(plain)
+    assert "ends in a" not in caplog.text
+    of(probable)
+    assert caplog.text.count("model 'probable' ends in a softmax") == 1

@@ -17,13 +17,13 @@ CASES = [  # size, kernel, around
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize(("size", "window", "around"), [*CASES, ((13, 12), (7, 7, 3, 4), ((3, 3), (3, 3)))])
+@pytest.mark.parametrize(("size", "window", "around"), [*CASES, ((13, 12), (7, 7, 1, 4), ((3, 3), (3, 3)))])
 def test_equals_loops_over_windows(size, window, around, stride):
     rng = np.random.default_rng(0)
     x, kernel = (rng.normal(size=shape).astype(np.float32) for shape in ((3, *size, window[2]), window))
     found = jax.jit(conv_few_channels.forward, static_argnums=(2, 3))(x, kernel, stride, around)
     nothing = np.zeros((3, *windows.results(size, window[:2], stride, around), window[3]))
-    np.testing.assert_allclose(found, windows.convolution(x, kernel, nothing, stride, around)[0], atol=2e-5)
+    np.testing.assert_allclose(found, windows.convolution(x, kernel, nothing, stride, around)[0], atol=1e-5)
 
 
 @pytest.mark.parametrize(("size", "window", "around"), [*CASES, ((12, 11), (5, 5, 3, 6), ((0, 0), (2, 2)))])
