@@ -5,7 +5,7 @@ setting, "chosen by the search", whatever its value is.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_core import experiment, registry
@@ -83,6 +83,27 @@ def find_differences(table: Any, configs: Configs) -> list[Difference]:
     return [
         Difference(kind, text, () if differing == columns else tuple(differing)) for (kind, text), differing in columns_of.items()
     ]
+
+
+def describe_settings(table: Any, configs: Configs) -> list[str]:
+    """Returns what a table trains on, as a reader compares it with a paper's: a line for columns that share it."""
+    columns_of: dict[str, list[str]] = {}
+    for column in table.columns:
+        of_rows = [configs[row.label, column.label] for row in table.rows if (row.label, column.label) in configs]
+        columns_of.setdefault("; ".join(_describe_values(of_rows)), []).append(column.label)
+    one = len(columns_of) == 1
+    return [text if one else f"{', '.join(columns)}: {text}" for text, columns in columns_of.items()]
+
+
+def _describe_values(configs: Sequence[Any]) -> list[str]:
+    """Returns the data, rounds and networks of configs."""
+    join = lambda values: " or ".join(dict.fromkeys(map(str, values)))
+    source = join(config.data.source for config in configs)
+    examples = join(f"{config.data.examples:,} examples" for config in configs if config.data.examples is not None)
+    size = join(f"{config.data.size} pixels" for config in configs if config.data.size is not None)
+    rounds = join(f"{config.rounds:,}" for config in configs)
+    networks = join(", ".join(dict.fromkeys(config.models)) for config in configs)
+    return [part for part in (source, examples, size, f"{rounds} rounds", networks) if part]
 
 
 def _compare_rows(table: Any, fields: Configs, options: Configs, column: str, kind: str) -> str:

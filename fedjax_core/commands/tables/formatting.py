@@ -10,7 +10,6 @@ from fedjax_core.commands.tables import client_statistics, measures
 from fedjax_core.commands.tables.bootstrap_comparison import Comparison, compare_cells
 from fedjax_core.commands.tables.definition import all_targets
 from fedjax_core.commands.tables.results import Contents, Summary
-from fedjax_core.commands.tables.table_cells import configs_of
 from fedjax_core.reporting import console, score_labels
 from fedjax_core.reporting.summary import format_significant
 
@@ -209,30 +208,6 @@ def describe_intervals(cells: Grid, against: str | None) -> str:
     parts += [f"the difference to {against} [95 % interval of the difference]"] * differs
     text = "; ".join(parts)
     return f"{text[:1].upper()}{text[1:]}: {describe_resampling(compared)}."
-
-
-def describe_settings(contents: Contents) -> list[str]:
-    """Returns what the cells of a variant that is not the paper's train on, a line for columns that share it; [] of the paper's."""
-    if contents.variant == "paper":
-        return []
-    configs = configs_of(contents.every)
-    columns_of: dict[str, list[str]] = {}
-    for column in contents.table.columns:
-        of_rows = [configs[row.label, column.label] for row in contents.table.rows if (row.label, column.label) in configs]
-        columns_of.setdefault("; ".join(_describe_values(of_rows)), []).append(column.label)
-    one = len(columns_of) == 1
-    return [text if one else f"{', '.join(columns)}: {text}" for text, columns in columns_of.items()]
-
-
-def _describe_values(configs: Sequence[Any]) -> list[str]:
-    """Returns the data, rounds and networks of configs as a reader compares them with a paper's."""
-    join = lambda values: " or ".join(dict.fromkeys(map(str, values)))
-    source = join(config.data.source for config in configs)
-    examples = join(f"{config.data.examples:,} examples" for config in configs if config.data.examples is not None)
-    size = join(f"{config.data.size} pixels" for config in configs if config.data.size is not None)
-    rounds = join(f"{config.rounds:,}" for config in configs)
-    networks = join(", ".join(dict.fromkeys(config.models)) for config in configs)
-    return [part for part in (source, examples, size, f"{rounds} rounds", networks) if part]
 
 
 def describe_seeds(seeds: Sequence[int]) -> str:

@@ -117,6 +117,11 @@ class Contents:
         return comparability.find_differences(self.table, configs_of(self.every))
 
     @functools.cached_property
+    def settings(self) -> list[str]:
+        """Data, rounds and networks of a variant that is not the paper's, for beside published values; [] of the paper's."""
+        return [] if self.variant == "paper" else comparability.describe_settings(self.table, configs_of(self.every))
+
+    @functools.cached_property
     def _positions(self) -> dict[tuple[str, str], list[int]]:
         """Maps (row, column) to the positions of its cells in `every`, where a search replaces cells in place."""
         positions: dict[tuple[str, str], list[int]] = {}

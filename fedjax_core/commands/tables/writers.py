@@ -90,8 +90,9 @@ def render_markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | N
         over = any(measures.rounds_target(measure) is not None for measure in table.measures)
         ratio = ", or of rounds to a target ours over it" if over else ""
         lines += ["", f"In brackets the published value{deviates} and ours minus it{ratio}: {'; '.join(sources)}."]
-        if settings := formatting.describe_settings(contents):
-            lines += [f"It is of the paper's setting, ours of variant `{contents.variant}`:", "", *(f"- {s}" for s in settings)]
+        if contents.settings:
+            lines += [f"It is of the paper's setting, ours of variant `{contents.variant}`:", ""]
+            lines += [f"- {setting}" for setting in contents.settings]
     for measure in table.measures:
         lines += ["", f"## {measure.label}", "", *_markdown_grid(contents, measure, grids[measure.label])]
         lines += _markdown_speedups(contents, measure, grids[measure.label])
@@ -108,15 +109,19 @@ def render_markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | N
     heads = ["", "", *(f"rounds to {100 * t:g} %" for t in targets), "s/round", "down", "up"]
     lines += [markdown_row(*heads), markdown_row("---", "---", *("--:" for _ in heads[2:]))]
     lines += [markdown_row(row, column, *costs) for row, column, costs in formatting.format_costs(contents)]
-    if contents.failures:
-        lines += ["", "## Failed", ""]
-        cells_of: dict[str, list[str]] = {}
-        for cell in every:
-            if cell.name in contents.failures:
-                cells_of.setdefault(contents.failures[cell.name], []).append(str(cell))
-        more = lambda cells: f" and {len(cells) - 1} more" if len(cells) > 1 else ""
-        lines += [f"- {cells[0]}{more(cells)}: {why}" for why, cells in cells_of.items()]
+    lines += _markdown_failures(contents)
     return "\n".join(lines) + "\n"
+
+
+def _markdown_failures(contents: Contents) -> list[str]:
+    """Returns why cells failed, a line for each reason; nothing where none did."""
+    cells_of: dict[str, list[str]] = {}
+    for cell in contents.every:
+        if cell.name in contents.failures:
+            cells_of.setdefault(contents.failures[cell.name], []).append(str(cell))
+    more = lambda cells: f" and {len(cells) - 1} more" if len(cells) > 1 else ""
+    lines = [f"- {cells[0]}{more(cells)}: {why}" for why, cells in cells_of.items()]
+    return ["", "## Failed", "", *lines] if contents.failures else []
 
 
 def _markdown_head(columns: Sequence[Any]) -> list[str]:
@@ -235,7 +240,7 @@ def _latex_measure(contents: Contents, measure: Any, cells: formatting.Grid) -> 
     notes = [formatting.describe_seeds(contents.seeds), *formatting.describe_measure(measure, cells, formatting.describe_score)]
     sources = dict.fromkeys(s.paper[2] for s in cells.summaries.values() if s.paper)
     if sources:
-        ours = [f"Ours, variant {contents.variant}: {setting}" for setting in formatting.describe_settings(contents)]
+        ours = [f"Ours, variant {contents.variant}: {setting}" for setting in contents.settings]
         notes += [f"Paper: {'; '.join(sources)}", *ours]
     notes += [f"Rows differ in {difference}" for difference in contents.differences]
     notes += [contents.table.note] if contents.table.note else []

@@ -44,7 +44,7 @@ def test_another_setting_than_the_papers_is_said_beside_its_values(tmp_path, fak
     assert f"It is of the paper's setting, ours of variant `smoke`:\n\n- {whole}\n- {few}\n" in text
     assert f"Ours, variant smoke: {few}." in tex
     cells = tables.build_cells(table, "paper", [0])
-    assert formatting.describe_settings(tables.Contents(table, "paper", cells, {}, {})) == []
+    assert tables.Contents(table, "paper", cells, {}, {}).settings == []
 
 
 def test_statistics_and_few_seeds(tmp_path, fake):
