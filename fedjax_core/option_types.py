@@ -33,10 +33,12 @@ class Limit:
     Attributes:
       says: what a value must be, in words.
       holds: value of that type -> whether it is allowed.
+      is_listed: whether a description of the type has it; False for bounds that hardly a value meets.
     """
 
     says: str
     holds: Callable[[Any], bool]
+    is_listed: bool = True
 
 
 def one_of(*names: str) -> Limit:
@@ -62,8 +64,10 @@ Part = Annotated[float, Limit("a fraction in (0, 1), or an int of at least 1", i
 OpenFraction = Annotated[float, Limit("in (0, 1)", lambda v: 0 < v < 1)]
 BelowOne = Annotated[float, Limit("in [0, 1)", lambda v: 0 <= v < 1)]
 FloatFromOne = Annotated[float, Limit("at least 1", lambda v: v >= 1)]
-AtLeastOne = Annotated[int, Limit("at least 1", lambda v: v >= 1)]
-AtLeastZero = Annotated[int, Limit("at least 0", lambda v: v >= 0)]
+_OF_32_BITS = Limit("below 2**31", lambda v: v < 2**31, is_listed=False)  # ints of programs
+AtLeastOne = Annotated[int, Limit("at least 1", lambda v: v >= 1), _OF_32_BITS]
+AtLeastZero = Annotated[int, Limit("at least 0", lambda v: v >= 0), _OF_32_BITS]
+People = Annotated[int, Limit("at least 1", lambda v: v >= 1)]  # no program has their number
 Width = Annotated[int, Limit("in [1, 2**20]", lambda v: 1 <= v <= 2**20)]
 Seed = Annotated[int, Limit("in [0, 2**32)", lambda v: 0 <= v < 2**32)]
 
@@ -204,7 +208,7 @@ def _describe(wanted: Any) -> str:
     }
     if typing.get_origin(wanted) is Annotated:
         base, *limits = typing.get_args(wanted)
-        return ", ".join([_describe(base), *(limit.says for limit in limits if isinstance(limit, Limit))])
+        return ", ".join([_describe(base), *(limit.says for limit in limits if isinstance(limit, Limit) and limit.is_listed)])
     if typing.get_origin(wanted) is Literal:
         return f"one of {', '.join(map(repr, typing.get_args(wanted)))}"
     if typing.get_origin(wanted) in (typing.Union, types.UnionType):

@@ -15,7 +15,7 @@ from fedjax_core import option_types
 from fedjax_core.devices.client_values import SETTINGS
 from fedjax_core.engine.sharding.data_placement import PLACES
 from fedjax_core.engine.simulation_spec import SCOPES
-from fedjax_core.option_types import AtLeastOne, BelowOne, Fraction, Part, PositiveFraction, Seed, one_of
+from fedjax_core.option_types import AtLeastOne, BelowOne, Fraction, Part, People, PositiveFraction, Seed, one_of
 from fedjax_core.privacy import ACCOUNTANTS, MAX_MULTIPLIER, budget
 from fedjax_core.run import early_stopping
 from fedjax_core.uplink import compression
@@ -112,8 +112,8 @@ FIELDS: dict[str, Any] = {
     "privacy.noise": or_none(Noise),
     "privacy.epsilon": or_none(option_types.Positive),
     "privacy.delta": or_none(option_types.OpenFraction),
-    "privacy.cohort": or_none(AtLeastOne),
-    "privacy.population": or_none(AtLeastOne),
+    "privacy.cohort": or_none(People),
+    "privacy.population": or_none(People),
     "privacy.min_separation": or_none(AtLeastOne),
     "privacy.participations": or_none(AtLeastOne),
     "privacy.accountant": or_none(Annotated[str, one_of(*ACCOUNTANTS)]),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_core import option_types
-from fedjax_core.option_types import AtLeastOne, BelowOne, Fraction, Positive, Seed, one_of
+from fedjax_core.option_types import AtLeastOne, AtLeastZero, BelowOne, Fraction, People, Positive, Seed, one_of
 
 Weights = Annotated[str, one_of("samples", "uniform")]
 INF, NAN = float("inf"), float("nan")
@@ -26,6 +26,10 @@ INF, NAN = float("inf"), float("nan")
         (Fraction | None, (None, 0, 1.0), (1.1, -0.1), r"in \[0, 1\] or None"),
         (BelowOne, (0, 0.9), (1,), r"in \[0, 1\)"),
         (Seed, (0, 2**32 - 1), (2**32, -1), r"in \[0, 2\*\*32\)"),
+        (AtLeastOne, (1, 2**31 - 1), (2**31, 2**62), r"below 2\*\*31$"),  # jax's own OverflowError names no field
+        (AtLeastZero, (0,), (2**31,), r"below 2\*\*31$"),
+        (AtLeastOne, (), ("x",), "an int, at least 1$"),
+        (People, (8 * 10**9,), (0,), "at least 1"),
         (Weights, ("samples",), ("sample", "xyz"), "one of 'samples', 'uniform'"),
         (Literal["a", 1], ("a", 1), ("b", True, 1.0), "one of 'a', 1"),
         (tuple[float, float], ((0.1, 1), [0, 1]), (0.5, (1,), ("a", 1)), "a tuple"),
