@@ -1,10 +1,13 @@
 """FedAvg with fine-tuning before scores: FedAvg, then a loop over each client's rows."""
 
+import dataclasses
+
 import chex
 import jax
 import numpy as np
 from absl.testing import parameterized
 
+from fedjax_core.algorithm import Net
 from methods.fedavg_ft import fedavg_ft
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
@@ -29,6 +32,13 @@ class FedAvgFTTest(chex.TestCase):
         w, _ = jax.device_get(sim.client_view(sim.compiled.put(after), 0).holds["personal"])
         chex.assert_trees_all_equal(w.params["body"], after.server.net.params["body"])
         self.assertGreater(np.abs(w.params["head"]["bias"] - after.server.net.params["head"]["bias"]).max(), 1e-3)
+
+    def test_the_part_of_a_network_without_a_head_is_refused(self):
+        model = toy.task().model
+        headless = model._replace(init=lambda key: Net({"dense": model.init(key).params["body"]}, {}))
+        task = dataclasses.replace(toy.task(), network=lambda frozen: headless)
+        with self.assertRaisesRegex(ValueError, "finetune_part='head': the network has no entry 'head', only dense"):
+            made(fedavg_ft, finetune_part="head")(task)
 
     def test_without_epochs_the_servers_model_is_scored(self):
         _, _, after = toy.reference("fedavg_ft")
