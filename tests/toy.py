@@ -295,3 +295,10 @@ def reference(name: str) -> tuple[simulator.Simulator, Any, Any]:
     Clients train one after another; compiled once for all tests.
     """
     return CASES[name].reference_run
+
+
+@functools.cache
+def records(name: str) -> list[dict[str, Any]]:
+    """Returns the records of `reference`'s two rounds."""
+    sim, before, _ = reference(name)
+    return sim.run_rounds(sim.compiled.put(before), 2)[1]

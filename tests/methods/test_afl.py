@@ -74,6 +74,7 @@ class AFLTest(chex.TestCase):
         chex.assert_trees_all_close(tuple(after.server.average), average, atol=1e-5)
         np.testing.assert_allclose(after.server.weights, weights, atol=1e-6)
         self.assertGreater(np.ptp(weights), 0.05)
+        self.assertAlmostEqual(toy.records("afl")[1]["server/largest_weight"], max(weights), places=6)
 
     def test_without_ascent_it_is_uniform_fedavg(self):
         expected = quadratics.weights(run(fedavg, 2, weights="uniform").net)

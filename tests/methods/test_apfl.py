@@ -59,6 +59,8 @@ class APFLTest(chex.TestCase):
             chex.assert_trees_all_close(tuple(one(state.clients[0].v, i)), v[i], atol=5e-6)
         np.testing.assert_allclose(state.clients[0].alpha, alphas, atol=5e-6)
         self.assertGreater(np.abs(np.subtract(alphas, 0.4)).max(), 1e-3)
+        mean = np.mean([alphas[i] for i in naive.cohort(0, 1, toy.CLIENTS, 5)])
+        self.assertAlmostEqual(toy.records("apfl")[1]["train/alpha"], mean, places=5)
 
     def test_the_servers_model_is_fedavgs(self):
         chex.assert_trees_all_close(toy.reference("apfl")[2].server.net, toy.reference("fedavg")[2].server.net, atol=1e-7)

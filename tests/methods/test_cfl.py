@@ -83,6 +83,7 @@ class CFLTest(chex.TestCase):
         self.assertEqual(sorted(np.flatnonzero(labels == c).tolist() for c in np.unique(labels)), clusters)
         self.assertEqual(np.unique(labels).tolist(), [min(cluster) for cluster in clusters])
         self.assertGreater(len(clusters), 2)
+        self.assertEqual(toy.records("cfl")[1]["server/clusters"], len(clusters))
 
     def test_that_never_splits_is_fedavg(self):
         state = ended(made(cfl, epochs=2, mean_norm=0.0, first_split=0))

@@ -85,6 +85,12 @@ class FedCMTest(chex.TestCase):
         after, _ = algorithm.server_update(server, (zero, zero.params), nobody, None)
         chex.assert_trees_all_equal(after, server)
 
+    def test_a_client_without_steps_has_no_direction(self):
+        algorithm = fedcm(toy.task(), optimizer=local_training.sgd(0.1))
+        net, nothing = MODEL.init(jax.random.key(0)), toy.client_data(0)._replace(size=jnp.int32(0))
+        output = jax.jit(algorithm.client_update)(Server(net, net.params), (), nothing, jax.random.key(1))
+        chex.assert_trees_all_equal(output.uplink[1], jax.tree.map(jnp.zeros_like, net.params))
+
     def test_what_travels(self):
         shapes = toy.reference("fedcm")[0].spec.shapes
         params, stats = (5 * 6 + 6) + (6 * 3 + 3), 5

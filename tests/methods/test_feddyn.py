@@ -62,6 +62,8 @@ class FedDynTest(chex.TestCase):
         chex.assert_trees_all_close(after.server.h, h, atol=1e-5)
         for k in range(toy.CLIENTS):
             chex.assert_trees_all_close(one(after.clients[0], k), g[k], atol=1e-5)
+        norms = [np.sqrt(sum(np.sum(leaf**2) for leaf in jax.tree.leaves(part))) for part in (h, theta)]
+        self.assertAlmostEqual(toy.records("feddyn")[1]["server/correction"], norms[0] / ALPHA / norms[1], places=5)
 
     def test_h_is_the_mean_of_all_clients_states(self):
         _, _, after = toy.reference("feddyn")

@@ -113,6 +113,14 @@ class FedOATest(chex.TestCase):
         want = naive.train(MODEL, *v, x, y, jax.random.key(5), epochs=2, whole=objective(kind), given=(0.7, tuple(w)), **STEPS)
         chex.assert_trees_all_close(tuple(out.state), (want.params, want.stats), atol=5e-6)
 
+    def test_records_the_personal_loss_and_the_distance(self):
+        """Of one step with all rows, before it."""
+        w, v = (MODEL.init(jax.random.key(k)) for k in (1, 2))
+        whole, (_, _, ce) = objective("l2")(*v, *naive.rows(toy.data())[0], (0.7, tuple(w)))
+        metrics = update(lam=0.7, epochs=1, batch=64).metrics
+        for name, value in {"personal_loss": ce, "distance": (whole - ce) / 0.7}.items():
+            self.assertAlmostEqual(float(np.divide(*metrics[name])), float(value), places=5)
+
     def test_the_global_model_is_fedits_bit_for_bit_whatever_lambda(self):
         chex.assert_trees_all_equal(toy.reference("fedoa")[2].server.net, toy.reference("fedit")[2].server.net)
         uplinks = [first_round(fedoa, epochs=2, lam=50.0)[2].uplink, first_round(fedit, epochs=2)[2].uplink]

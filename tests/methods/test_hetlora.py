@@ -61,6 +61,9 @@ def test_equals_the_loops():
     chex.assert_trees_all_close(state.server.net.params, w, atol=5e-6)
     np.testing.assert_array_equal(np.minimum(state.clients[0], RANKS), np.minimum(ranks, RANKS))
     assert (ranks < np.minimum(RANK, RANKS)).any(), "some prune"
+    _, records = sim.run_rounds(sim.init(0), 2)
+    members = naive.cohort(0, 1, toy.CLIENTS, 5)
+    assert records[1]["train/rank"] == pytest.approx(np.minimum(ranks, RANKS)[members].mean())
     sizes = 4 * (RANKS * (toy.INPUTS + 6) + 6 * 3 + 3)
     assert (sim.spec.shapes.down, sim.spec.shapes.up) == (sizes.mean(), sizes.mean())
 

@@ -59,9 +59,11 @@ class IFCATest(chex.TestCase):
         params = state.server.params
         head = params["head"] | {"bias": 4 * np.eye(3, dtype=np.float32)}
         start = state.server._replace(params=params | {"head": head})
-        after, _ = sim.run_rounds(sim.compiled.put(state._replace(server=start)), 2)
+        after, records = sim.run_rounds(sim.compiled.put(state._replace(server=start)), 2)
         models, choices = oracle(2, 3, [tuple(one(start, j)) for j in range(3)])
         self.assertGreater(len(set(choices[0].values())), 1)
+        largest = [max(np.bincount(list(chosen.values()))) / 5 for chosen in choices]
+        np.testing.assert_allclose([record["server/largest_cluster"] for record in records], largest, rtol=1e-6)
         for j, net in enumerate(models):
             chex.assert_trees_all_close(tuple(one(jax.device_get(after.server), j)), net, atol=5e-6)
 
@@ -96,8 +98,9 @@ class IFCATest(chex.TestCase):
         arrays = jax.device_get(MODEL.init(jax.random.key(0)))
         task = make_partial_task(MODEL, arrays, "all", classes=toy.CLASSES, population=toy.CLIENTS)
         build = functools.partial(ifca, task, optimizer=local_training.sgd(0.1))
-        with self.assertRaisesRegex(ValueError, "clusters=3 models would begin equal"):
-            build(clusters=3)
+        for clusters in (2, 3):
+            with self.assertRaisesRegex(ValueError, f"clusters={clusters} models would begin equal"):
+                build(clusters=clusters)
         build(clusters=1)
 
     def test_what_travels(self):
