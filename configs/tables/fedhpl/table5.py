@@ -3,7 +3,7 @@
 Command:  fedjax-core table --table=configs/tables/fedhpl/table5.py --workdir=runs/fedhpl_counts/table5
 Variants: small, smoke and paper are equal: counts of the built networks; nothing is trained, and no
           files are needed. In units of 2^20. ViT-S with a head on CIFAR-10 is printed as 20.57
-          instead of 20.67. The generators G1 of pFedPT, a frame of 1,344 pixels, and G2 of pFedPG
+          instead of 20.67. The generators G1 of pFedPT, a frame of 1,344 numbers, and G2 of pFedPG
           belong to the methods.
 """
 
