@@ -2,8 +2,8 @@
 
 Command:  fedjax-core table --table=configs/tables/fedpft/figure12.py --workdir=runs/fedpft --variant=paper
 Variants: see `all_methods.py`. FedPFT+Con as in the arXiv version. The accuracies are only in the
-          figures. R_f = 4 is FedPFT, 3 is FedPFT+Con and the arXiv version's FedPFT at this alpha. With
-          R_f = 5 the extractor and the head are never trained.
+          figures, and so are the values of R_f but 0. R_f = 4 is FedPFT, 3 is FedPFT+Con and the
+          arXiv version's FedPFT at this alpha. With R_f = 5 the extractor and the head are never trained.
 """
 
 import dataclasses
