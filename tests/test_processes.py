@@ -16,6 +16,7 @@ from tests.launch import Ended, Launcher, Process
 from tests.test_resume import CONFIGS, assert_close, leaves, lines, metrics
 
 ROUNDS = 4
+OTHER = " has other values than that of process 0 ({}); all processes need the same config and files\n"
 SCORES = "--config.evaluation.scores=('macro_f1', 'auroc')"  # sums over clients and devices are arrays
 
 
@@ -61,9 +62,15 @@ def told_by_open_mpi(port: int, number: int, of: int) -> tuple[tuple[str, ...], 
 
 
 def begin(
-    launcher: Launcher, *flags: str, of_second: tuple[str, ...] = (), told=told_by_flags, largest: int | None = 0, devices: int = 1
+    launcher: Launcher,
+    *flags: str,
+    of_second: tuple[str, ...] = (),
+    told=told_by_flags,
+    largest: int | None = 0,
+    devices: int = 1,
+    homes: tuple[Path, ...] = (),
 ) -> list[Process]:
-    """Starts the same command in two processes, connected by the variables in `told`.
+    """Starts the same command in two processes, connected by the variables in `told`, each in its home if given.
 
     The second fails if it writes more than `largest` bytes to any file, including standard error.
     """
@@ -71,6 +78,7 @@ def begin(
     port, started = free_port() if told is told_by_flags else cluster_port(), []
     for i in range(2):
         of_cluster, environment = told(port, i, 2)
+        environment |= {"HOME": str(homes[i])} if homes else {}
         own = *flags, *(of_second if i else ()), *of_cluster
         started.append(launcher.start(*own, largest_file=largest if i else None, environment=there | environment))
     return started
@@ -134,6 +142,34 @@ def test_a_cold_process_beside_a_warm_one(launcher, place):
     first, second = together(launcher, *flags, f"--config.evaluation.every={rounds}", of_second=cold)
     assert (first.status, second.status) == (0, 0), first.err
     assert [record["round"] for record in metrics(directory)] == list(range(1, rounds + 1))
+
+
+def test_a_process_of_another_config_ends_both(launcher, place):
+    """A run may go on with other rounds; processes that train together may not have others, or one waits for the rest."""
+    flags = f"--config={place / 'fedavg'}.py", f"--workdir={place / 'rounds'}", "--config.rounds=2"
+    first, second = together(launcher, *flags, of_second=("--config.rounds=3",), largest=None)
+    assert (first.status, first.err) == (1, "error: the config of process 1" + OTHER.format("its own message says which"))
+    assert second.status != 0
+    assert second.err in ("", "error: the config of process 1" + OTHER.format("rounds: 2 in process 0, 3 here"))
+    assert not (place / "rounds").exists()
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_process_of_another_file_ends_both(launcher, place, resumes):
+    """Two machines may have different files of one name: each process would train by its own."""
+    homes = place / "this", place / "other"
+    for rate, home in zip((0.1, 0.3), homes, strict=True):
+        home.mkdir(exist_ok=True)
+        (home / "rates.csv").write_text("lr\n" + f"{rate}\n" * 20)
+    directory = place / f"files{resumes}"
+    flags = f"--config={place / 'fedavg'}.py", f"--workdir={directory}", "--config.clients.lr=from_csv(path='~/rates.csv')"
+    if resumes:
+        ended = launcher.run(*flags, "--config.rounds=2", environment={"HOME": str(homes[0])})
+        assert ended.status == 0, ended.err
+    first, second = together(launcher, *flags, "--config.rounds=4", homes=homes, largest=None)
+    assert (first.status, first.err) == (1, "error: the run of process 1" + OTHER.format("its own message says which"))
+    assert second.status != 0
+    assert lines(directory) == (2 if resumes else 0)
 
 
 def test_an_error_of_one_process_ends_both(launcher, place):

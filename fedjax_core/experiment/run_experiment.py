@@ -24,7 +24,7 @@ from fedjax_core.experiment.ledger import make_ledger
 from fedjax_core.experiment.resolve_config import ResolvedConfig, complete_config, resolve
 from fedjax_core.experiment.run_header import opening_lines
 from fedjax_core.experiment.schema import Config, IncompleteConfig, find_group, list_unknown_fields
-from fedjax_core.run import Finished, RunSettings, check_inputs, digest_inputs, restore_state, run, starts_afresh
+from fedjax_core.run import Finished, RunSettings, check_inputs, check_processes, digest_inputs, restore_state, run, starts_afresh
 from fedjax_core.run.early_stopping import SELECTED, find_selected_round
 from fedjax_core.storage import signature
 from fedjax_core.storage.checkpoints import Checkpoints
@@ -75,6 +75,7 @@ def execute(
     with code_fingerprint.contain_exits():
         config = python_overrides.apply_overrides(config, **replaced)
         resolved = resolve(config)
+        check_processes("config", {**resolved.config, "--fresh": fresh})
         constructors = lookup.find_callbacks(resolved.fields["callbacks"])  # checked before data are read
         noise = read_recorded_privacy(config, workdir, fresh)
         simulation = build(config, data, noise=noise, resolved=resolved)

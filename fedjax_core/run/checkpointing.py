@@ -24,7 +24,7 @@ from fedjax_core.reporting import label_tables
 from fedjax_core.reporting import reporter as report
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.client_state_files import choose_parts_to_rewrite
-from fedjax_core.storage.json_files import read_json
+from fedjax_core.storage.json_files import read_json, to_json_values
 from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, DATA, INCIDENTAL, RECORDED, RUN, WorkDir, compare_configs, diff_configs
 
 MAY_DIFFER = (  # fields of a config that a resumed run may change
@@ -90,6 +90,29 @@ def _is_disposable(folder: Path) -> bool:
         return False
 
 
+def check_processes(what: str, values: Mapping[str, Any]) -> None:
+    """Compares values with those of process 0: processes with others would train another method, or wait for each other.
+
+    Args:
+      what: for the message, such as "config".
+      values: by name.
+
+    Raises:
+      ValueError: in all processes, if one has other values, but for rounding; its own message names them.
+    """
+    if jax.process_count() == 1:
+        return
+    first = distributed.broadcast_from_process_0(to_json_values(values))
+    differences = diff_configs(first, _ignore_rounding(values, first), ("in process 0", "here"))
+    if len(others := np.flatnonzero(distributed.allgather([bool(differences)]))):
+        other = jax.process_index() if differences else others[0]
+        listed = "; ".join(f"{field}: {text}" for field, text in differences.items()) or "its own message says which"
+        raise ValueError(
+            f"the {what} of process {other} has other values than that of process 0 ({listed}); all processes need the same config "
+            "and files"
+        )
+
+
 def check_records(simulation: Simulator, workdir: WorkDir, record: Mapping[str, Any]) -> None:
     """Compares data and settings with the directory's. If they differ and nothing would be lost,
     the run starts from nothing.
@@ -97,6 +120,7 @@ def check_records(simulation: Simulator, workdir: WorkDir, record: Mapping[str, 
     Raises:
       ValueError: the directory, or another process, has other data or settings.
     """
+    check_processes("run", record)
     inputs = digest_inputs(simulation)
     try:
         _check_data(simulation, workdir, inputs)

@@ -71,15 +71,17 @@ RECORDED = {  # the schema of run.json
 }
 
 
-def diff_configs(recorded: Mapping[str, Any], requested: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the fields in which two configs differ, with both values."""
+def diff_configs(
+    recorded: Mapping[str, Any], requested: Mapping[str, Any], where: tuple[str, str] = ("in the directory", "now")
+) -> dict[str, str]:
+    """Returns the fields in which two configs differ, with both values and where each is."""
     recorded, requested = flatten(to_json_values(recorded)), flatten(to_json_values(requested))
 
     def show(fields: Mapping[str, Any], name: str) -> str:
         return dump_compact(fields[name]) if fields.get(name) is not None else "absent"  # as a field newer than the directory
 
     pairs = {name: (show(recorded, name), show(requested, name)) for name in sorted(recorded.keys() | requested.keys())}
-    return {name: f"{old} in the directory, {new} now" for name, (old, new) in pairs.items() if old != new}
+    return {name: f"{old} {where[0]}, {new} {where[1]}" for name, (old, new) in pairs.items() if old != new}
 
 
 def is_within(name: str, fields: Sequence[str]) -> bool:

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from fedjax_core import distributed
@@ -36,6 +37,17 @@ def test_several_processes_take_up_the_chunk_alone(monkeypatch, tmp_path):
         checkpointing.restore_plan(simulation, workdir, False, reporter)
     assert took == [Plan(3, 8)]
     assert "of 2 processes" in told[0]
+
+
+def test_processes_may_differ_by_rounding(monkeypatch):
+    """Machines calibrate noise to other last digits. Process 0 has the list, where the others have a tuple."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    monkeypatch.setattr(distributed, "allgather", lambda numbers: np.array([[0], numbers]))
+    monkeypatch.setattr(distributed, "broadcast_from_process_0", lambda value: {"noise": 0.5, "clients": [1, 2]})
+    checkpointing.check_processes("run", {"noise": 0.5 * (1 + 1e-12), "clients": (1, 2)})
+    with pytest.raises(ValueError, match=r"the run of process 1 .* \(noise: 0\.5 in process 0, 0\.6 here\); all processes need"):
+        checkpointing.check_processes("run", {"noise": 0.6, "clients": (1, 2)})
 
 
 def test_many_attackers_are_a_number_and_a_digest(tmp_path):
