@@ -1,6 +1,7 @@
 """Two processes with `jax.distributed` compute the results of one; only process 0 writes."""
 
 import itertools
+import re
 import signal
 import socket
 import time
@@ -181,6 +182,18 @@ def test_an_error_of_one_process_ends_both(launcher, place):
     assert first.err == f"error: cannot make the run directory {file}: it is a file; give a directory\n"
     assert second.status != 0
     assert file.read_text() == "mine"
+
+
+def test_a_callback_that_fails_in_the_first_process_leaves_its_traceback(launcher, place):
+    """The second ends with a line: what it raises would take the place of the traceback."""
+    (place / "mine.py").write_text("class Mine:\n    def round(self, record):\n        raise KeyError('mine')\n")
+    directory = place / "callback"
+    flags = f"--config={place / 'fedavg'}.py", f"--workdir={directory}", f"--config.callbacks=('{place / 'mine'}.py:Mine',)"
+    first, second = together(launcher, *flags, largest=None)
+    assert (first.status, second.status) == (1, 1)
+    assert re.search(r"KeyError: 'mine'.*; the traceback is in \S+/error\.txt\n$", first.err)
+    assert second.err == "error: a callback failed in process 0 (the last checkpoint is of round 1)\n"
+    assert "KeyError: 'mine'" in (directory / "error.txt").read_text()
 
 
 def test_an_error_of_one_process_in_one_seed_ends_both(launcher, place):

@@ -31,7 +31,7 @@ from fedjax_core.commands.config_flags import HELP, MORE
 from fedjax_core.commands.main import run_and_exit
 from fedjax_core.reporting import console
 from fedjax_core.reporting.terminal import write_text
-from fedjax_core.run import Interrupted
+from fedjax_core.run import CallbackFailed, Interrupted
 
 KNOWN = (ValueError, TypeError, OSError, FloatingPointError)  # errors that say what is wrong in one line
 
@@ -139,6 +139,10 @@ def main(arguments: Sequence[str]) -> int:
         return status
     except KNOWN as error:
         return console.fail(error, 1)
+    except CallbackFailed as error:
+        if error.__cause__ is not None:
+            raise
+        return console.fail(error, 1)  # of process 0, whose traceback stays, or an answer that is not allowed
     except RuntimeError as error:
         if lost := distributed.explain_lost_process(error):
             return console.fail(lost, 1)
