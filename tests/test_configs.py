@@ -45,7 +45,7 @@ def mocked(kind: str) -> sources.Dataset:
     """Returns a black data set as large as the published one."""
     train, test, shape, classes = SETS[kind]
     y = [(np.arange(rows) % classes).astype(np.int32) for rows in (train, test)]
-    x = [np.zeros((rows, *shape), np.uint8) for rows in (train, test)]
+    x = [np.broadcast_to(np.zeros(1, np.uint8), (rows, *shape)) for rows in (train, test)]
     return sources.from_arrays(x[0], y[0], x[1], y[1], [f"{c:03}" for c in range(classes)], name=kind)
 
 
