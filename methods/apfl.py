@@ -25,7 +25,8 @@ Unseen clients start v_i from the received w, after local training of it.
 Departures: all v_i start from the common initialization. The right-hand sides read one point, as
 printed; the authors' code (MLOPTPSU/FedTorch) steps w_i first, weights gradients by alpha and 1 -
 alpha again in the step of alpha, and adds 0.02 alpha to it. It mixes outputs of the two networks,
-mix="outputs". Batch statistics of the personal model are its own.
+mix="outputs", and averages clients uniformly, weights="uniform". Batch statistics of the personal
+model are its own.
 """
 
 from typing import Annotated, NamedTuple

@@ -29,7 +29,8 @@ Departures: the losses that end the first phase are means over an epoch, those o
 of its last minibatch, and `first_limit` bounds that phase. Minibatches are shuffled. The code names
 layers by a number of tensors, 2 for the classifier. The window is a run of the rows in stored order:
 where a client's rows are sorted by class, it may lack a class, and fraction=1 takes all rows.
-`threshold` is the code's 0.1; the paper has 0.01.
+`threshold` is the code's 0.1; the paper has 0.01. The clients of a round mix; in the code all clients
+do in every round.
 """
 
 from collections.abc import Sequence

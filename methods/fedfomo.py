@@ -26,8 +26,9 @@ Unseen clients are not supported: the server chooses models only for clients tha
 Departures: with partial participation the server offers every client's last model. While fewer
 others than M have sent one, a client gets its own in their place, which weighs nothing. Batch
 statistics are mixed as parameters are, and count in no norm. The authors' code measures
-L1 distances (norm="l1"), compares with the model before the client's last local training, and has
-its own trained model among the others.
+L1 distances (norm="l1"), compares with the model before the client's last local training and goes
+back to it where no model is better, has its own trained model among the others, and adds to P the
+ratios over the absolute value of their sum.
 """
 
 from typing import Annotated, NamedTuple

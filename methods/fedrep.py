@@ -19,8 +19,9 @@ Unseen clients start a head of their own, after local training, and fine-tune if
 0.
 
 Departures: the mean is weighted by examples unless weights="uniform", as in the authors' code. Batch
-statistics, of which it has none, move in both phases. That code trains heads again before the last
-evaluation, for max(10, head_epochs) epochs: finetune_epochs does so before every evaluation.
+statistics, of which it has none, move in both phases. That code has one optimizer for both phases,
+whose momentum may move what is frozen; here each phase has its own. It trains heads again before the
+last evaluation, for max(10, head_epochs) epochs: finetune_epochs does so before every evaluation.
 """
 
 from collections.abc import Sequence

@@ -21,8 +21,9 @@ Departures: none from the paper where dual_mean="active" and normalized=False: t
 mean of y_K - lambda g^_i over the round's clients, and the step uphill is rho times the gradient.
 The default step uphill, normalized=True with share=1, has length rho and is the released code's. As in
 that code, which its own issues call FedDyn's server, dual_mean="all" takes the mean of y_K over the
-round's, and of -lambda g^_i over all clients. Advice on alpha is FedDyn's (`methods/feddyn.py`).
-Batch statistics are averaged.
+round's, and of -lambda g^_i over all clients. That code clips the gradient before it adds the spring
+and weight decay; here config.optimizer.clip bounds the whole direction. Advice on alpha is FedDyn's
+(`methods/feddyn.py`). Batch statistics are averaged.
 """
 
 from typing import Annotated

@@ -20,8 +20,9 @@ averaging). A client is scored with the newest model that fits its training data
 Unseen clients use the model that fits their training data best.
 
 Departures: each model has its own random initialization, which is not drawn again if all clients
-choose one (the authors' code for MNIST does until each has a tenth of them). Gradient averaging is
-left out, and the layers that FEMNIST's models share.
+choose one (the authors' code for MNIST does until each has a tenth of them). A client is scored by
+the model of its training data, in that code by that of its test data. Gradient averaging is left
+out, and the layers that FEMNIST's models share.
 """
 
 import jax

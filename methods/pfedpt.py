@@ -22,8 +22,9 @@ which is a strong frame. The frame is added after augmentation.
 Unseen clients start a prompt of their own, after local training.
 
 Departures: batch statistics move in both phases. The prompt's momentum starts anew in every round,
-as for all local optimizers here; the authors' code keeps it. For inputs without channels (vectors)
-the frame is their first and last entries.
+as for all local optimizers here; the authors' code keeps it. That code also gives all clients one
+draw of the first prompt, here each has its own. For inputs without channels (vectors) the frame is
+their first and last entries.
 """
 
 import jax
