@@ -59,11 +59,11 @@ def as_in_fedpft(config: Any) -> None:
 def as_in_pfllib(config: Any) -> None:
     """Sets the protocol that PFLlib and its authors' methods share, but for data and rounds.
 
-    20 clients, all in every round; training and test set merged, Dirichlet(0.1) with at least 40
-    examples each, split 75 to 25 by client; pixels in [-1, 1]; its CNN, begun as in PyTorch; one local
-    epoch of full batches of 10, SGD at 0.005; evaluation every round.
+    20 clients, all in every round; training and test set merged, Dirichlet(0.1), self-balancing, with
+    at least 40 examples each, split 75 to 25 by client; pixels in [-1, 1]; its CNN, begun as in PyTorch;
+    one local epoch of full batches of 10, SGD at 0.005; evaluation every round.
     """
-    config.data.update(clients=20, partition="dirichlet(alpha=0.1, min_size=40)", test_split="merged")
+    config.data.update(clients=20, partition="dirichlet(alpha=0.1, min_size=40, self_balancing=True)", test_split="merged")
     config.normalise = "half"
     config.models = ("cnn(widths=(32, 64), dense=512, kernel=5, pool='each', init='torch')",)
     config.optimizer.lr = 0.005

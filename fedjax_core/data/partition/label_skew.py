@@ -31,6 +31,7 @@ def dirichlet(
     min_size: AtLeastZero = 1,
     min_share: Fraction = 0.0,
     balanced: bool = False,
+    self_balancing: bool = False,
     max_tries: AtLeastOne = 1000,
 ) -> RaggedIndex:
     """Divides each class over the clients in proportions drawn from a Dirichlet distribution.
@@ -50,6 +51,8 @@ def dirichlet(
       balanced: all clients get equally many examples (up to one). The drawn proportions are fitted
         to equal client sizes by iterative proportional fitting, which keeps the draw's odds ratios;
         what rounding leaves over is moved between clients.
+      self_balancing: classes are dealt one after another, and a client that has the mean number of
+        examples gets none of the next ones (PFLlib's `dir`; Flower's option of this name).
       max_tries: draws before giving up on `min_size`.
 
     Raises:
@@ -65,6 +68,9 @@ def dirichlet(
         raise ValueError(f"min_share={min_share} for {clients} clients: must lie in [0, 1/{clients} = {1 / clients:.4g}].")
     if balanced and min_share:
         raise ValueError(f"min_share={min_share} with balanced=True: equal sizes leave no minimum share; set one of them.")
+    if self_balancing and (balanced or min_share):
+        other = "balanced=True" if balanced else f"min_share={min_share}"
+        raise ValueError(f"self_balancing=True with {other}: both say how many examples a client has; set one of them.")
     rng = make_generator(seed, "dirichlet")
     classes, rows = np.unique(labels, return_counts=True)
 
@@ -75,6 +81,8 @@ def dirichlet(
         log_share = log_dirichlet(rng, concentration, (len(classes), clients))
         if balanced:
             return _fit_equal_sizes(rows, log_share)
+        if self_balancing:
+            return _pass_over_full_clients(rows, log_share)
         return apportion(rows, min_share + (1 - clients * min_share) * np.exp(log_share))
 
     if isinstance(alpha, str) and alpha != "random":
@@ -293,6 +301,17 @@ def _move_together(table: np.ndarray, surplus: np.ndarray, logs: np.ndarray) -> 
         table[c, takers] += 1
         surplus[givers] -= 1
         surplus[takers] += 1
+
+
+def _pass_over_full_clients(rows: np.ndarray, log_share: np.ndarray) -> np.ndarray:
+    """Returns the table [K, N] of `rows` [K] dealt class by class to clients below the mean, in the proportions drawn for them."""
+    table = np.zeros(log_share.shape, np.int64)
+    held = np.zeros(log_share.shape[1], np.int64)
+    for c, drawn in enumerate(log_share):
+        open_share = np.where(held * len(held) < rows.sum(), drawn, -np.inf)
+        table[c] = apportion(rows[c], np.exp(open_share - open_share.max()))
+        held += table[c]
+    return table
 
 
 def _deal(labels: np.ndarray, classes: np.ndarray, table: np.ndarray, rng: np.random.Generator) -> RaggedIndex:

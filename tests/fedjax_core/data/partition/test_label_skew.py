@@ -48,6 +48,32 @@ def test_dirichlet_balanced_has_equal_sizes(labels, clients, seed, alpha):
 
 
 @LIGHT
+@given(labelled(), st.integers(1, 12), seeds, alphas)
+def test_dirichlet_self_balancing_passes_over_clients_with_the_mean_number(labels, clients, seed, alpha):
+    index = partition.dirichlet(labels, clients, seed, alpha=alpha, min_size=0, self_balancing=True)
+    assert_covers(index, len(labels))
+    held = np.zeros(clients, int)
+    for of_class in table(labels, index).T:
+        assert not of_class[held >= len(labels) / clients].any()
+        held += of_class
+
+
+def test_dirichlet_self_balancing_keeps_the_proportions_of_the_others():
+    """Against PFLlib's loop, from the proportions of the plain draw of this seed."""
+    labels, clients = np.repeat(np.arange(10), 10_000), 20
+    shares = table(labels, partition.dirichlet(labels, clients, 3, alpha=0.5)).T / 10_000
+    held, wanted = np.zeros(clients), []
+    for proportions in shares:
+        proportions = np.array([p * (number < len(labels) / clients) for p, number in zip(proportions, held, strict=True)])
+        wanted.append(10_000 * proportions / proportions.sum())
+        held += wanted[-1]
+    found = table(labels, partition.dirichlet(labels, clients, 3, alpha=0.5, self_balancing=True)).T
+    np.testing.assert_allclose(found, wanted, atol=10)
+    assert 5000 <= found.sum(0).max() < 20_000
+    assert (found == 0).sum() > (shares == 0).sum() + 10
+
+
+@LIGHT
 @given(labelled(), st.integers(2, 5), seeds, alphas, st.floats(0.01, 0.2))
 def test_dirichlet_min_share_gives_everyone_of_each_class(labels, clients, seed, alpha, min_share):
     index = partition.dirichlet(labels, clients, seed, alpha=alpha, min_size=0, min_share=min_share)

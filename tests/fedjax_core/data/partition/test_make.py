@@ -77,6 +77,10 @@ def test_other_infeasible_requests_are_refused():
         partition.dirichlet(BALANCED, 5, 0, alpha=1.0, min_share=0.3)
     with pytest.raises(ValueError, match=r"min_share=0.1 with balanced=True"):
         partition.dirichlet(BALANCED, 5, 0, alpha=1.0, min_share=0.1, balanced=True)
+    with pytest.raises(ValueError, match=r"self_balancing=True with min_share=0.1: .* set one of them"):
+        partition.dirichlet(BALANCED, 5, 0, alpha=1.0, min_share=0.1, self_balancing=True)
+    with pytest.raises(ValueError, match=r"self_balancing=True with balanced=True"):
+        partition.dirichlet(BALANCED, 5, 0, alpha=1.0, balanced=True, self_balancing=True)
     with pytest.raises(ValueError, match=r"train_examples=1001: must lie in \[1, 1000\]"):
         partition.overlapping_dirichlet(BALANCED, 5, 0, train_examples=1001)
 

@@ -19,16 +19,16 @@ def test_log_dirichlet_has_the_distribution_of_numpy():
 
 
 @pytest.mark.parametrize("alpha", [1e-100, 1e-12, 1e-3, 1e100])
-@pytest.mark.parametrize("balanced", [False, True])
-def test_extreme_alphas_end_without_nan(alpha, balanced):
+@pytest.mark.parametrize("option", [{}, {"balanced": True}, {"self_balancing": True}])
+def test_extreme_alphas_end_without_nan(alpha, option):
     start = time.monotonic()
-    index = partition.dirichlet(BALANCED, 25, 0, alpha=alpha, balanced=balanced, min_size=0)
+    index = partition.dirichlet(BALANCED, 25, 0, alpha=alpha, **option, min_size=0)
     assert_covers(index, len(BALANCED))
     assert time.monotonic() - start < 5
     cells = np.count_nonzero(table(BALANCED, index))
     if alpha > 1:
         assert cells == 250
-    elif balanced:
+    elif "balanced" in option:
         assert cells <= 2 * 25  # about two classes per client
     else:
         assert cells <= (10 if alpha < 1e-3 else 15)  # classes stay whole
