@@ -114,7 +114,7 @@ class FedOATest(chex.TestCase):
         chex.assert_trees_all_close(tuple(out.state), (want.params, want.stats), atol=5e-6)
 
     def test_records_the_personal_loss_and_the_distance(self):
-        """Of one step with all rows, before it."""
+        """The values are those of all rows before the one step."""
         w, v = (MODEL.init(jax.random.key(k)) for k in (1, 2))
         whole, (_, _, ce) = objective("l2")(*v, *naive.rows(toy.data())[0], (0.7, tuple(w)))
         metrics = update(lam=0.7, epochs=1, batch=64).metrics

@@ -48,7 +48,7 @@ class FedSDRTest(chex.TestCase):
             chex.assert_trees_all_close(tuple(one(state.clients[0], i)), v, atol=5e-6)
 
     def test_records_the_personal_loss_and_the_penalty(self):
-        """Of one step with all rows, before it."""
+        """The values are those of all rows before the one step."""
         server, v, out = first_round(fedsdr, variant="released", round_num=1, epochs=1, batch=64, lam=0.7)
         whole, (_, _, ce) = removing(*v, *naive.rows(toy.data())[0], (0.7, server.net))
         for name, value in {"personal_loss": ce, "penalty": (whole - ce) / 0.7}.items():
