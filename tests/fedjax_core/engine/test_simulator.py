@@ -3,6 +3,7 @@
 import functools
 
 import chex
+import jax
 import jax.numpy as jnp
 from absl.testing import parameterized
 
@@ -84,3 +85,20 @@ class RefusalTest(chex.TestCase):
         taken = [r + 1 for r in range(12) if 3 in naive.cohort(0, r, N, 5)]
         with self.assertRaisesRegex(simulator.Diverged, f"^round {taken[2]}: the training loss of client 3 is not finite"):
             sim.run_rounds(sim.init(0), 12)
+
+
+class ConsumedTest(chex.TestCase):
+    def test_a_consumed_state_is_named(self):
+        sim = simulate(tally)
+        before, _ = sim.run_rounds(sim.init(0), 1)
+        copied = jax.tree.map(jnp.copy, before)
+        after, _ = sim.run_rounds(before, 1)
+        for use in (sim.evaluate, sim.client_scores, sim.to_host, lambda state: sim.run_rounds(state, 1)):
+            with self.assertRaisesRegex(
+                ValueError, "this state was consumed by run_rounds.*: use the state that run_rounds returned"
+            ):
+                use(before)
+        with self.assertRaisesRegex(ValueError, "consumed by run_rounds"):
+            sim.client_view(before, 0)
+        again, _ = sim.run_rounds(copied, 1)
+        chex.assert_trees_all_equal(again, after)
