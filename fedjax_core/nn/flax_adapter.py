@@ -165,9 +165,22 @@ def _select_arguments(function: Callable, **given: Any) -> dict[str, Any]:
 
 
 def _check_flags(name: str, function: Callable, flags: tuple[str, ...], given: str) -> None:
-    """Raises ValueError if a function has a flag of training that it is not given: it would never train in training mode."""
+    """Raises ValueError if a function has a flag of training that it is not given: it would never train in training mode.
+
+    So it does for a second input.
+    """
     parameters = inspect.signature(function).parameters
-    for flag, parameter in parameters.items():
+    for position, (flag, parameter) in enumerate(parameters.items()):
+        is_needed = parameter.default is parameter.empty and parameter.kind in (
+            parameter.POSITIONAL_OR_KEYWORD,
+            parameter.KEYWORD_ONLY,
+        )
+        if position > 1 and is_needed and flag not in (*flags, *given.split(", ")):  # after self and x
+            raise ValueError(
+                f"model {name!r}: {function.__name__} takes {parameter} beside its inputs, which nothing sets; it is given one "
+                f"array [B, ...] and those that it names of {given}; of several inputs, pass one array with all of them side by "
+                "side on its last axis, and take it apart there"
+            )
         if flag in flags and parameter.default is not None:
             raise ValueError(
                 f"model {name!r}: {function.__name__} takes {parameter}, which nothing sets; it is given those "

@@ -372,6 +372,17 @@ def test_a_flag_of_training_that_nothing_sets_is_refused(kind, name):
         of(with_flag(kind, name))
 
 
+@pytest.mark.parametrize("kind", [Plain, OfLinen], ids=["nnx", "linen"])
+def test_a_second_input_is_refused(kind):
+    with_call = lambda call: type("Paired", (kind,), {"__call__": call})
+    for call in (lambda self, x, other: x, lambda self, x, *, other: x):
+        with pytest.raises(
+            ValueError, match=r"'Paired': .* takes other beside its inputs, which nothing sets; .* one array \[B, \.\.\.\]"
+        ):
+            of(with_call(call))
+    of(with_call(lambda self, x, train, mask, key: x))
+
+
 class Constant(Parted):
     """Has arrays that are no variables."""
 
