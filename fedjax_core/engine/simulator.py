@@ -149,6 +149,27 @@ class Simulator:
         check_alive(state)
         return self._retry_on_oom(lambda compiled: evaluation.score_clients(compiled, state))
 
+    def past_cohorts(self, state: State) -> list[np.ndarray]:
+        """Returns who participated in each round before this state: sorted ids of clients, without those that dropped out.
+
+        They are drawn again, so they are those of any state of the same seed.
+
+        Raises:
+          ValueError: the sampler is adaptive, so that a cohort follows from the state of its round; the state is consumed.
+        """
+        check_alive(state)
+        spec, compiled, cohorts = self.spec, self.compiled, []
+        if spec.sampler.is_adaptive:
+            raise ValueError(
+                "cohort.sampling: past cohorts of this sampler cannot be drawn again, since they follow from the state of their "
+                "round, which is gone; those of samplers that do not learn can"
+            )
+        for done in range(int(jax.device_get(state.round))):
+            drawn = dispatch.draw_cohorts(spec, compiled.programs, compiled.device_arrays, state.key, compiled.put(np.int32(done)))
+            of_groups = [cohort.ids[cohort.examples > 0] for cohort, _ in jax.device_get(drawn)]
+            cohorts.append(np.sort(np.concatenate(of_groups)))
+        return cohorts
+
     def client_view(self, state: State, client: int, *, trained: bool = False) -> ClientView:
         """Returns what one client holds, and its models: for analyses, outside of rounds.
 

@@ -5,6 +5,7 @@ import functools
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.engine import simulator
@@ -102,3 +103,20 @@ class ConsumedTest(chex.TestCase):
             sim.client_view(before, 0)
         again, _ = sim.run_rounds(copied, 1)
         chex.assert_trees_all_equal(again, after)
+
+
+class PastCohortsTest(chex.TestCase):
+    @parameterized.parameters(
+        (None, {}),
+        (None, {"dropout": 0.4}),
+        (two_groups(tally), {"dropout": 0.4}),
+        (None, {"sampling": "poisson"}),
+    )
+    def test_they_are_those_that_the_server_saw(self, groups, settings):
+        sim = simulate(tally, groups, **settings)
+        self.assertEqual(sim.past_cohorts(sim.init(0)), [])
+        state, records = sim.run_rounds(sim.init(0), 5)
+        cohorts = sim.past_cohorts(state)
+        self.assertEqual([len(cohort) for cohort in cohorts], [record["cohort"] for record in records])
+        seen = np.bincount(np.concatenate(cohorts), minlength=N)
+        np.testing.assert_array_equal(seen, state.server["seen"])
