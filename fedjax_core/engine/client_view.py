@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.engine import evaluation_step
@@ -59,7 +60,7 @@ def check_inputs(x: PyTree, shape: Sequence[int], dtype: Any) -> None:
     if x.shape[1:] != tuple(shape):
         raise ValueError(f"x has the shape {x.shape}: must be {wanted}, as the examples in training")
     if is_uint8 and jnp.issubdtype(x.dtype, jnp.floating):
-        if isinstance(x, jax.core.Tracer) or not x.size:
+        if isinstance(x, Tracer) or not x.size:
             return
         low, high = float(x.min()), float(x.max())
         if not (low >= -1 and high <= 2):  # a perturbation may leave [0, 1] a little

@@ -534,3 +534,24 @@ def test_probabilities_of_a_second_builder_of_one_class_are_said(caplog):
     assert "ends in a" not in caplog.text
     of(probable)
     assert caplog.text.count("model 'probable' ends in a softmax") == 1
+
+
+class OneSeed(nnx.Module):
+    """Draws from a key of its own."""
+
+    def __init__(self, classes: int):
+        self.layer = nnx.Linear(4, classes, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.layer(x)
+
+
+def test_weights_that_are_the_same_for_every_seed_are_warned_of(caplog):
+    with caplog.at_level("WARNING"):
+        for builder in (Parted, OfLinen):
+            of(builder)
+        assert "for every seed" not in caplog.text
+        for _ in range(2):
+            model = of(OneSeed)
+    assert caplog.text.count("begins with the same weights for every seed: draw them from the rngs=") == 1
+    jax.tree.map(np.testing.assert_array_equal, *(model.init(jax.random.key(seed)) for seed in (0, 1)))
