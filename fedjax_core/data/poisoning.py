@@ -83,6 +83,20 @@ def label_flip(source: AtLeastZero | None = None, target: AtLeastZero | None = N
     return Poison(change)
 
 
+def label_noise(share: PositiveFraction = 0.4) -> Poison:
+    """Replaces the classes of a `share` of the examples by other ones, drawn uniformly: noisy labels.
+
+    Symmetric noise, as in Zhang, Bengio, Hardt, Recht, Vinyals. Understanding Deep Learning Requires
+    Rethinking Generalization. ICLR 2017.
+    """
+
+    def change(x, y, classes, rng):
+        chosen = rng.permutation(len(y)) < round(share * len(y))
+        return x, np.where(chosen, (y + rng.integers(1, classes, len(y))) % classes, y).astype(y.dtype)
+
+    return Poison(change)
+
+
 def backdoor(
     target: AtLeastZero = 0,
     share: PositiveFraction = 0.5,
@@ -107,7 +121,7 @@ def backdoor(
     return Poison(change, trigger)
 
 
-POISONS: dict[str, Callable[..., Poison]] = {"label_flip": label_flip, "backdoor": backdoor}
+POISONS: dict[str, Callable[..., Poison]] = {"label_flip": label_flip, "label_noise": label_noise, "backdoor": backdoor}
 
 
 def mock_poisoned(data: FederatedData, poisons: Sequence[Poison], clients: Sequence[int] | np.ndarray) -> FederatedData:
@@ -162,7 +176,7 @@ def poison_clients(
 def _check_array(data: FederatedData) -> None:
     if isinstance(data.train.x, dict):
         raise ValueError(
-            "adversary.attack: label_flip and backdoor poison arrays of inputs, not texts; attacks on uplinks take any"
+            "adversary.attack: label_flip, label_noise and backdoor poison arrays of inputs, not texts; attacks on uplinks take any"
         )
     require_classes("adversary.attack with poisoned examples", data.train.y, "attacks on what is sent need none")
     if not isinstance(data.train.x, np.ndarray) or locate_in_file(data.train.x):

@@ -1,9 +1,12 @@
 """One client at one moment, outside of rounds: what it holds, and its models."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 
 from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.engine import evaluation_step
@@ -32,6 +35,42 @@ class ClientView(NamedTuple):
     task: Task
     holds: dict[str, Holdings]
     predict: Callable[..., dict[str, Array]]
+
+
+def check_inputs(x: PyTree, shape: Sequence[int], dtype: Any) -> None:
+    """Raises ValueError for inputs that a network would read as something else than the examples that it was trained on.
+
+    Checked are inputs of networks that read uint8 or floats; not token ids and texts.
+
+    Args:
+      x: the inputs, [n, *shape].
+      shape: of one example in training.
+      dtype: of the examples in training; None: it is not known, and not checked.
+    """
+    is_uint8 = dtype is not None and np.dtype(dtype) == np.uint8
+    if not (dtype is None or is_uint8 or jnp.issubdtype(dtype, jnp.floating)):
+        return
+    wanted = f"[n, {', '.join(map(str, shape))}]"
+    if not isinstance(x, np.ndarray | jax.Array):
+        raise ValueError(
+            f"x is a {type(x).__name__}: must be an array {wanted} of NumPy or JAX, of the type of the examples in training"
+        )
+    if x.shape == tuple(shape):
+        raise ValueError(f"x has the shape {x.shape} of one example: must be [n, ...], such as x[None]")
+    if x.shape[1:] != tuple(shape):
+        raise ValueError(f"x has the shape {x.shape}: must be {wanted}, as the examples in training")
+    if is_uint8 and jnp.issubdtype(x.dtype, jnp.floating):
+        if isinstance(x, Tracer) or not x.size:
+            return
+        low, high = float(x.min()), float(x.max())
+        if not (low >= -1 and high <= 2):  # a perturbation may leave [0, 1] a little
+            raise ValueError(
+                f"x has floats from {low:g} to {high:g}: must be uint8 in 0 ... 255, as in training, or floats in [0, 1]; "
+                "the network normalises them itself"
+            )
+    elif dtype is not None and is_uint8 != (x.dtype == np.uint8):
+        given = "uint8, or floats in [0, 1]" if is_uint8 else "floats, as in training; uint8 are pixels, which are divided by 255"
+        raise ValueError(f"x is of {x.dtype}: must be {given}")
 
 
 def view_client(

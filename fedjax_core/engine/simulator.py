@@ -33,7 +33,7 @@ from fedjax_core.engine import (
 )
 from fedjax_core.engine.build_spec import build_spec
 from fedjax_core.engine.client_state.manager import OffloadedStates
-from fedjax_core.engine.client_view import ClientView, Holdings
+from fedjax_core.engine.client_view import ClientView, Holdings, check_inputs
 from fedjax_core.engine.data_feed.device_arrays import DeviceArrays
 from fedjax_core.engine.dispatch import CompiledPlan
 from fedjax_core.engine.divergence import Diverged
@@ -53,6 +53,15 @@ __all__ += ["ClientView", "build_spec", "one_group"]
 Result = TypeVar("Result")
 ReadParts = Callable[..., Iterable[tuple[int, Mapping[str, np.ndarray]]]]
 log = logging.getLogger("fedjax_core")
+
+
+def check_alive(state: State) -> None:
+    """Raises ValueError if a state was consumed by `run_rounds`, whose rounds write over its arrays."""
+    if any(leaf.is_deleted() for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)):
+        raise ValueError(
+            "this state was consumed by run_rounds, which writes over it: use the state that run_rounds returned; "
+            "to keep this one too, give run_rounds a copy, jax.tree.map(jax.numpy.copy, state)"
+        )
 
 
 class Simulator:
@@ -88,8 +97,9 @@ class Simulator:
 
         Raises:
           Diverged: something was not finite; says what, of which clients or of the server, in which round.
-          ValueError: client states are off the devices, and those of another state than this one.
+          ValueError: the state is consumed; client states are off the devices, and those of another state than this one.
         """
+        check_alive(state)
         metrics: list[dict[str, float]] = []
         while len(metrics) < n:
             is_scored = scored and len(metrics) == n - 1
@@ -126,7 +136,9 @@ class Simulator:
 
         Raises:
           Diverged: a loss is not finite; says whose.
+          ValueError: the state is consumed.
         """
+        check_alive(state)
         return self._retry_on_oom(lambda compiled: evaluation.evaluate(compiled, state, watch))
 
     def client_scores(self, state: State) -> dict[str, PyTree]:
@@ -134,7 +146,29 @@ class Simulator:
 
         They are {"own": {predictor: {"loss", "accuracy"}}, "all": ..., "validation": ... if clients have such examples}.
         """
+        check_alive(state)
         return self._retry_on_oom(lambda compiled: evaluation.score_clients(compiled, state))
+
+    def past_cohorts(self, state: State) -> list[np.ndarray]:
+        """Returns who participated in each round before this state: sorted ids of clients, without those that dropped out.
+
+        They are drawn again, so they are those of any state of the same seed.
+
+        Raises:
+          ValueError: the sampler is adaptive, so that a cohort follows from the state of its round; the state is consumed.
+        """
+        check_alive(state)
+        spec, compiled, cohorts = self.spec, self.compiled, []
+        if spec.sampler.is_adaptive:
+            raise ValueError(
+                "cohort.sampling: past cohorts of this sampler cannot be drawn again, since they follow from the state of their "
+                "round, which is gone; those of samplers that do not learn can"
+            )
+        for done in range(int(jax.device_get(state.round))):
+            drawn = dispatch.draw_cohorts(spec, compiled.programs, compiled.device_arrays, state.key, compiled.put(np.int32(done)))
+            of_groups = [cohort.ids[cohort.examples > 0] for cohort, _ in jax.device_get(drawn)]
+            cohorts.append(np.sort(np.concatenate(of_groups)))
+        return cohorts
 
     def client_view(self, state: State, client: int, *, trained: bool = False) -> ClientView:
         """Returns what one client holds, and its models: for analyses, outside of rounds.
@@ -143,8 +177,9 @@ class Simulator:
           trained: True: what the client would hold right after its local training in the coming round.
 
         Raises:
-          ValueError: there is no such client.
+          ValueError: there is no such client; the state is consumed.
         """
+        check_alive(state)
         compiled, spec = self.compiled, self.spec
         if not 0 <= client < spec.population:
             raise ValueError(f"client {client} is not one of 0 ... {spec.population - 1}")
@@ -155,12 +190,12 @@ class Simulator:
         view = compiled.programs.view[g]
         plain, personal = view(arrays, state, initial, compiled.put(ids), states, touched, trained)
         by_model = {name: plain if name == "global" else personal for name in spec.abstract_algorithm(g).predict}
-        task = spec.groups[g].task.bind(compiled.device_arrays.tasks[g], state.round)
+        task, examples = spec.groups[g].task.bind(compiled.device_arrays.tasks[g], state.round), spec.data.train.x
 
         def predict(name: str, holds: Holdings, x: PyTree, arrays: DeviceArrays | None = None):
             registry.check_choice("model", name, by_model)
-            if np.shape(spec.data.train.x)[1:] == getattr(x, "shape", None):
-                raise ValueError(f"x has the shape {x.shape} of one example: must be [n, ...], such as x[None]")
+            if hasattr(examples, "dtype"):
+                check_inputs(x, examples.shape[1:], examples.dtype)
             compiled = self.compiled  # by now it may be another plan's
             arrays = compiled.device_arrays if arrays is None else arrays
             return compiled.programs.predict[g](arrays, state.round, name, holds, x)
@@ -176,8 +211,9 @@ class Simulator:
         """Returns everything that a checkpoint must keep, as host arrays, but offloaded client states, which have `read_parts`.
 
         Raises:
-          ValueError: offloaded client states are those of another state than this one.
+          ValueError: offloaded client states are those of another state than this one; the state is consumed.
         """
+        check_alive(state)
         self.compiled.states.check_owner(state)
         offloaded, saved = self.offloaded_states, {"state": meshes.fetch(state)}
         return saved if offloaded is None else saved | {"initial": meshes.fetch(offloaded.initial)}

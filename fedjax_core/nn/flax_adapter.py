@@ -70,7 +70,7 @@ def build(
             model = _build_nnx(make, name, of_type(dtype), prepare or same, stats_mode)
         else:
             model = _build_linen(module, name, of_type(dtype), prepare or same, stats_mode)
-        _warn_of_probabilities(model, type(module), jax.ShapeDtypeStruct((1, *input_shape), dtype))
+        _warn_of_outputs_and_weights(model, type(module), jax.ShapeDtypeStruct((1, *input_shape), dtype))
         return model
     raise TypeError(
         f"model {name!r} is a {type(module).__name__}; a builder returns a module of flax.nnx or flax.linen, or a Model"
@@ -165,9 +165,22 @@ def _select_arguments(function: Callable, **given: Any) -> dict[str, Any]:
 
 
 def _check_flags(name: str, function: Callable, flags: tuple[str, ...], given: str) -> None:
-    """Raises ValueError if a function has a flag of training that it is not given: it would never train in training mode."""
+    """Raises ValueError if a function has a flag of training that it is not given: it would never train in training mode.
+
+    So it does for a second input.
+    """
     parameters = inspect.signature(function).parameters
-    for flag, parameter in parameters.items():
+    for position, (flag, parameter) in enumerate(parameters.items()):
+        is_needed = parameter.default is parameter.empty and parameter.kind in (
+            parameter.POSITIONAL_OR_KEYWORD,
+            parameter.KEYWORD_ONLY,
+        )
+        if position > 1 and is_needed and flag not in (*flags, *given.split(", ")):  # after self and x
+            raise ValueError(
+                f"model {name!r}: {function.__name__} takes {parameter} beside its inputs, which nothing sets; it is given one "
+                f"array [B, ...] and those that it names of {given}; of several inputs, pass one array with all of them side by "
+                "side on its last axis, and take it apart there"
+            )
         if flag in flags and parameter.default is not None:
             raise ValueError(
                 f"model {name!r}: {function.__name__} takes {parameter}, which nothing sets; it is given those "
@@ -289,23 +302,41 @@ def _compare_with_call(
 _COMPARED: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose `__call__` was compared
 
 
-def _warn_of_probabilities(model: Model, kind: type, example: jax.ShapeDtypeStruct) -> None:
-    """Warns, once for a builder, if its outputs are those of a softmax or a sigmoid, which losses and scores apply to logits."""
+def _warn_of_outputs_and_weights(model: Model, kind: type, example: jax.ShapeDtypeStruct) -> None:
+    """Warns, once for a builder, if its outputs are those of a softmax or a sigmoid, which losses and scores apply to logits.
+
+    And if all its initial weights are the same for every seed: runs of several seeds would differ less than they should.
+    """
     names = _ENDS_READ.setdefault(kind, set())
     if model.name in names:
         return
     try:
         net = jax.eval_shape(model.init, jax.random.key(0))
         jaxpr = jax.make_jaxpr(lambda net, x: model.apply(net, x)[0]["logits"])(net, example).jaxpr
+        reads_key = _reads_inputs(jax.make_jaxpr(model.init)(jax.random.key(0)).jaxpr)
     except Exception:  # somebody else's code, which may be called in another way
         return
     names.add(model.name)
     if end := _find_end(jaxpr):
         log.warning("model %r ends in a %s: losses and scores take logits, which are its inputs", model.name, end)
+    if not reads_key:
+        log.warning(
+            "model %r begins with the same weights for every seed: draw them from the rngs= that its constructor may take",
+            model.name,
+        )
 
 
 # By class the builders whose last operation was read: several may return one class, such as nnx.Sequential.
 _ENDS_READ: weakref.WeakKeyDictionary[type, set[str]] = weakref.WeakKeyDictionary()
+
+
+def _reads_inputs(jaxpr: Any) -> bool:
+    """Returns whether any output of a jaxpr depends on its inputs."""
+    reached = set(jaxpr.invars)
+    for equation in jaxpr.eqns:
+        if any(variable in reached for variable in equation.invars if not hasattr(variable, "val")):  # literals have one
+            reached.update(equation.outvars)
+    return any(variable in reached for variable in jaxpr.outvars if not hasattr(variable, "val"))
 
 
 def _find_end(jaxpr: Any) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 
 from fedjax_core import nn, registry
 from fedjax_core.algorithm import Array, Net, PyTree, find_nets
-from fedjax_core.engine.simulator import ClientView
+from fedjax_core.engine.client_view import ClientView, check_inputs
 from fedjax_core.nn.kernels.attention import MASKED_SCORE
 from fedjax_core.storage.json_files import check_schema, to_json_values
 from fedjax_core.storage.safetensors_files import read_tensors, write_tensors
@@ -112,7 +112,8 @@ def load_model(path: str | os.PathLike, builders: Builders = refuse_foreign_netw
     """Reads a file of `save_model`; the description has lists for tuples.
 
     Raises:
-      ValueError: the file is damaged, is not such a model, or is of an unknown network.
+      ValueError: the file is damaged, is not such a model, or is of an unknown network; when called, `apply` refuses inputs
+        of another shape or type than in training, where the description has it.
     """
     arrays, metadata = read_tensors(path)
     description = read_description(metadata, path)
@@ -121,7 +122,18 @@ def load_model(path: str | os.PathLike, builders: Builders = refuse_foreign_netw
         raise ValueError(f"{path} holds what {description.get('method')} predicts with, not one network: load_predictor reads it")
     like = jax.eval_shape(model.init, jax.random.key(0))
     check_shapes(like, arrays, str(path), model.name)
-    return model, restore_tree(like, arrays, str(path)), description
+    return model._replace(apply=check_applied(model.apply, description)), restore_tree(like, arrays, str(path)), description
+
+
+def check_applied(apply: Callable[..., Any], description: Mapping[str, Any]) -> Callable[..., Any]:
+    """Returns the function (arrays, x, ...) of a described network, which refuses other inputs than those of its training."""
+
+    @functools.wraps(apply)
+    def checked(arrays, x, *args, **options):
+        check_inputs(x, description["input_shape"], description.get("input_dtype"))
+        return apply(arrays, x, *args, **options)
+
+    return checked
 
 
 def find_network(view: ClientView, name: str, x: PyTree) -> Net:

@@ -27,6 +27,7 @@ from fedjax_core.storage.export_model import (
     EXACT,
     Builders,
     build_described_model,
+    check_applied,
     check_shapes,
     named_arrays,
     read_description,
@@ -111,7 +112,8 @@ def load_predictor(path: str | os.PathLike, methods: Methods, builders: Builders
     description = read_description(metadata, path)
     if description.get("holds") != HOLDS:
         raise ValueError(f"{path} holds one network: load_model reads it")
-    return _build_predictor(description, arrays, methods, builders, f"the description of {path}")
+    predictor = _build_predictor(description, arrays, methods, builders, f"the description of {path}")
+    return predictor._replace(apply=check_applied(predictor.apply, description))
 
 
 def _build_predictor(

@@ -7,7 +7,6 @@ import jax
 import numpy as np
 
 from fedjax_core.algorithm import TARGETS, Net, PyTree, select_examples
-from fedjax_core.engine import dispatch
 from fedjax_core.engine.simulator import ClientView, Simulator, State
 from fedjax_core.storage.export_model import find_trained_network
 
@@ -128,12 +127,6 @@ def count_cohort_labels(simulation: Simulator, state: State) -> np.ndarray:
       ValueError: the sampler is adaptive, so that a cohort follows from the state of its round.
     """
     require_classes(simulation, "the analysis of cohorts by class")
-    spec, compiled = simulation.spec, simulation.compiled
-    if spec.sampler.is_adaptive:
-        raise ValueError("cohorts of an adaptive sampler follow from the state of their round, which is gone")
-    table = []
-    for done in range(int(state.round)):
-        drawn = dispatch.draw_cohorts(spec, compiled.programs, compiled.device_arrays, state.key, compiled.put(np.int32(done)))
-        cohorts = [cohort for cohort, _ in jax.device_get(drawn)]
-        table.append(sum(spec.data.label_table[cohort.ids[cohort.examples > 0]].sum(0) for cohort in cohorts))
-    return np.array(table).reshape(-1, spec.data.classes)
+    data = simulation.spec.data
+    table = [data.label_table[cohort].sum(0) for cohort in simulation.past_cohorts(state)]
+    return np.array(table).reshape(-1, data.classes)

@@ -34,6 +34,19 @@ def test_labels_are_flipped_for_the_attackers_alone():
     np.testing.assert_array_equal(one.label_table[0], data.label_table[0] * [1, 0, 1, 1] + [0, 0, data.label_table[0][1], 0])
 
 
+def test_label_noise_moves_a_share_of_the_labels_to_other_classes():
+    data = images()
+    found = poisoning.poison_clients(data, [poisoning.label_noise(share=0.5)], [0, 2], seed=0)
+    for i in range(4):
+        y, before = found.train.y[found.train_index[i]], data.train.y[data.train_index[i]]
+        assert (y != before).sum() == (round(len(y) / 2) if i in (0, 2) else 0)
+        assert ((y >= 0) & (y < data.classes)).all()
+        assert y.dtype == before.dtype
+    moves = [found.train.y[found.train_index[i]] - data.train.y[data.train_index[i]] for i in (0, 2)]
+    assert len(set(np.concatenate(moves).tolist())) > 2, "drawn, and for each client anew"
+    np.testing.assert_array_equal(found.test.y, data.test.y)
+
+
 @pytest.mark.parametrize(("dtype", "value"), [(np.uint8, 255), (np.float32, 1)])
 def test_a_backdoor_marks_a_share_of_the_rows_and_gives_them_its_class(dtype, value):
     data, poisons = images(dtype), poisoning.backdoor(target=2, share=0.3, size=2)

@@ -3,7 +3,9 @@
 import functools
 
 import chex
+import jax
 import jax.numpy as jnp
+import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.engine import simulator
@@ -84,3 +86,37 @@ class RefusalTest(chex.TestCase):
         taken = [r + 1 for r in range(12) if 3 in naive.cohort(0, r, N, 5)]
         with self.assertRaisesRegex(simulator.Diverged, f"^round {taken[2]}: the training loss of client 3 is not finite"):
             sim.run_rounds(sim.init(0), 12)
+
+
+class ConsumedTest(chex.TestCase):
+    def test_a_consumed_state_is_named(self):
+        sim = simulate(tally)
+        before, _ = sim.run_rounds(sim.init(0), 1)
+        copied = jax.tree.map(jnp.copy, before)
+        after, _ = sim.run_rounds(before, 1)
+        for use in (sim.evaluate, sim.client_scores, sim.to_host, lambda state: sim.run_rounds(state, 1)):
+            with self.assertRaisesRegex(
+                ValueError, "this state was consumed by run_rounds.*: use the state that run_rounds returned"
+            ):
+                use(before)
+        with self.assertRaisesRegex(ValueError, "consumed by run_rounds"):
+            sim.client_view(before, 0)
+        again, _ = sim.run_rounds(copied, 1)
+        chex.assert_trees_all_equal(again, after)
+
+
+class PastCohortsTest(chex.TestCase):
+    @parameterized.parameters(
+        (None, {}),
+        (None, {"dropout": 0.4}),
+        (two_groups(tally), {"dropout": 0.4}),
+        (None, {"sampling": "poisson"}),
+    )
+    def test_they_are_those_that_the_server_saw(self, groups, settings):
+        sim = simulate(tally, groups, **settings)
+        self.assertEqual(sim.past_cohorts(sim.init(0)), [])
+        state, records = sim.run_rounds(sim.init(0), 5)
+        cohorts = sim.past_cohorts(state)
+        self.assertEqual([len(cohort) for cohort in cohorts], [record["cohort"] for record in records])
+        seen = np.bincount(np.concatenate(cohorts), minlength=N)
+        np.testing.assert_array_equal(seen, state.server["seen"])

@@ -249,7 +249,7 @@ def test_of_texts_the_losses_are_attacked_and_classes_are_refused(config, tmp_pa
     with pytest.raises(ValueError, match=r"audit: --canaries=2: of a run on texts the losses, alone or with --shadows, are"):
         audit.audit_run(tmp_path, out=tmp_path / "audit", shadows=4, canaries=2)
     asked.adversary.update(attack="label_flip", fraction=0.5)
-    with pytest.raises(ValueError, match="label_flip and backdoor poison arrays of inputs, not texts"):
+    with pytest.raises(ValueError, match="label_flip, label_noise and backdoor poison arrays of inputs, not texts"):
         experiment.build(asked)
     for analyse in (analysis.compute_class_accuracies, analysis.score_probe, analysis.score_match):
         with pytest.raises(ValueError, match="needs one class per example, and this model writes texts; the analysis 'rouge'"):

@@ -372,6 +372,17 @@ def test_a_flag_of_training_that_nothing_sets_is_refused(kind, name):
         of(with_flag(kind, name))
 
 
+@pytest.mark.parametrize("kind", [Plain, OfLinen], ids=["nnx", "linen"])
+def test_a_second_input_is_refused(kind):
+    with_call = lambda call: type("Paired", (kind,), {"__call__": call})
+    for call in (lambda self, x, other: x, lambda self, x, *, other: x):
+        with pytest.raises(
+            ValueError, match=r"'Paired': .* takes other beside its inputs, which nothing sets; .* one array \[B, \.\.\.\]"
+        ):
+            of(with_call(call))
+    of(with_call(lambda self, x, train, mask, key: x))
+
+
 class Constant(Parted):
     """Has arrays that are no variables."""
 
@@ -523,3 +534,24 @@ def test_probabilities_of_a_second_builder_of_one_class_are_said(caplog):
     assert "ends in a" not in caplog.text
     of(probable)
     assert caplog.text.count("model 'probable' ends in a softmax") == 1
+
+
+class OneSeed(nnx.Module):
+    """Draws from a key of its own."""
+
+    def __init__(self, classes: int):
+        self.layer = nnx.Linear(4, classes, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.layer(x)
+
+
+def test_weights_that_are_the_same_for_every_seed_are_warned_of(caplog):
+    with caplog.at_level("WARNING"):
+        for builder in (Parted, OfLinen):
+            of(builder)
+        assert "for every seed" not in caplog.text
+        for _ in range(2):
+            model = of(OneSeed)
+    assert caplog.text.count("begins with the same weights for every seed: draw them from the rngs=") == 1
+    jax.tree.map(np.testing.assert_array_equal, *(model.init(jax.random.key(seed)) for seed in (0, 1)))

@@ -97,6 +97,17 @@ def test_the_loaded_model_computes_the_same(tmp_path):
     np.testing.assert_array_equal(loaded.apply(loaded_net, x)[0]["logits"], mine.apply(mine_net, x)[0]["logits"])
 
 
+def test_the_loaded_model_refuses_other_inputs_than_in_training(tmp_path):
+    told = described("mlp") | {"input_dtype": "uint8"}
+    export_model.save_model(tmp_path / "m", net("mlp"), told)
+    loaded, loaded_net, _ = export_model.load_model(tmp_path / "m")
+    x = np.arange(10, dtype=np.uint8).reshape(2, 5)
+    loaded.apply(loaded_net, x)
+    for other, says in ((x.astype(np.float32), "x has floats from 0 to 9: must be uint8"), (x[:, :4], r"x has the shape \(2, 4\)")):
+        with pytest.raises(ValueError, match=says):
+            loaded.apply(loaded_net, other)
+
+
 @pytest.mark.parametrize(
     ("metadata", "said"),
     [
