@@ -321,7 +321,8 @@ def _warn_of_outputs_and_weights(model: Model, kind: type, example: jax.ShapeDty
         log.warning("model %r ends in a %s: losses and scores take logits, which are its inputs", model.name, end)
     if not reads_key:
         log.warning(
-            "model %r begins with the same weights for every seed: draw them from the rngs= that its constructor may take",
+            "model %r begins with the same weights for every seed; if they should differ, draw them from the rngs= that its "
+            "constructor may take",
             model.name,
         )
 

@@ -553,5 +553,5 @@ def test_weights_that_are_the_same_for_every_seed_are_warned_of(caplog):
         assert "for every seed" not in caplog.text
         for _ in range(2):
             model = of(OneSeed)
-    assert caplog.text.count("begins with the same weights for every seed: draw them from the rngs=") == 1
+    assert caplog.text.count("begins with the same weights for every seed; if they should differ, draw them from the rngs=") == 1
     jax.tree.map(np.testing.assert_array_equal, *(model.init(jax.random.key(seed)) for seed in (0, 1)))
