@@ -22,6 +22,8 @@ from jax.experimental import multihost_utils
 
 HEARTBEAT_TIMEOUT = 30  # seconds without a heartbeat after which a process counts as dead, and the others end
 MAX_QUOTED = 160  # characters of jax's message about a lost process
+ADDRESS = re.compile(r"(?:\[[^\s\[\]/]+\]|[^\s:\[\]/]+):(\d{1,5})", re.ASCII)  # host:port, IPv6 in brackets
+DEVICE_IDS = "JAX_LOCAL_DEVICE_IDS"  # a variable that jax reads: which devices are this process's
 ADVICE = "give --coordinator=HOST:PORT, --processes and --process in place of --distributed"
 LOST_PROCESS = re.compile(
     r"gloo|nccl|connection (closed|reset|refused)|socket closed|heartbeat|coordination service|UNAVAILABLE", re.I
@@ -36,7 +38,13 @@ def check_process_flags(distributed: bool, coordinator: str | None, processes: i
         raise ValueError("--distributed finds the other processes by itself; leave out --coordinator, --processes and --process")
     if any(is_given) and not all(is_given):
         raise ValueError("give --coordinator, --processes and --process together, or none of them")
-    if processes is not None and process is not None and not 0 <= process < processes:
+    if coordinator is None or processes is None or process is None:
+        return
+    if not (match := ADDRESS.fullmatch(coordinator)) or not 1 <= int(match[1]) <= 65_535:  # jax would wait, or end by a signal
+        raise ValueError(f"--coordinator={coordinator} must be HOST:PORT, with a port in [1, 65535], such as host0:8476")
+    if processes < 1:
+        raise ValueError(f"--processes={processes} must be at least 1")
+    if not 0 <= process < processes:
         raise ValueError(f"--process={process} of --processes={processes}: must lie in [0, {processes - 1}]")
 
 
@@ -47,9 +55,12 @@ def join_processes(coordinator: str | None, processes: int | None, process: int 
       coordinator: host:port of process 0; None: the cluster tells all three.
 
     Raises:
-      ValueError: no cluster that tells, or one that jax cannot read; one line.
+      ValueError: no cluster that tells, or one that jax cannot read, or a variable that is no list of devices; one line.
       OSError: the others cannot be reached; one line.
     """
+    ids = os.environ.get(DEVICE_IDS) or "0"
+    if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", ids, re.ASCII):
+        raise ValueError(f"the variable {DEVICE_IDS}={ids} must be numbers of devices with commas between, such as 0,1,2,3")
     jax.config.update("jax_enable_preemption_service", False)  # its handler of SIGTERM ends nothing; a run has its own
     try:
         jax.distributed.initialize(coordinator, processes, process, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT)

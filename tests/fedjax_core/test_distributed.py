@@ -33,6 +33,26 @@ def test_what_a_cluster_does_not_say_is_one_line(monkeypatch, raised, said):
 
 
 @pytest.mark.parametrize(
+    "address", ["", "localhost", "8476", ":8476", "host0:", "host0:0", "host0:99999", "host0:port", "http://host0:8476", "::1:8476"]
+)
+def test_an_address_without_host_and_port_is_refused(address):
+    """With an empty one each process would run alone; with others jax waits for minutes, or ends by a signal."""
+    with pytest.raises(ValueError, match=rf"--coordinator={address} must be HOST:PORT, with a port in \[1, 65535\]"):
+        distributed.check_process_flags(False, address, 2, 0)
+
+
+@pytest.mark.parametrize("address", ["host0:8476", "10.0.0.1:65535", "[::1]:8476", "[fe80::1%eth0]:1", "a-b_c.example:8476"])
+def test_an_address_with_host_and_port_is_taken(address):
+    distributed.check_process_flags(False, address, 2, 1)
+
+
+def test_devices_of_a_process_that_are_no_numbers_are_refused(monkeypatch):
+    monkeypatch.setenv("JAX_LOCAL_DEVICE_IDS", "0,a")
+    with pytest.raises(ValueError, match="the variable JAX_LOCAL_DEVICE_IDS=0,a must be numbers of devices with commas between"):
+        distributed.join_processes("localhost:1", 2, 0)
+
+
+@pytest.mark.parametrize(
     ("said", "lost"),
     [
         ("UNKNOWN: Gloo all-reduce failed: [gloo/transport/tcp/pair.cc:547] Connection closed by peer\nand more", True),
