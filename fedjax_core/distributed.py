@@ -28,6 +28,7 @@ ADVICE = "give --coordinator=HOST:PORT, --processes and --process in place of --
 LOST_PROCESS = re.compile(
     r"gloo|nccl|connection (closed|reset|refused)|socket closed|heartbeat|coordination service|UNAVAILABLE", re.I
 )
+STATUS = re.compile(r"[A-Z_]+: ")  # begins a message of the runtime; from a compiled program's first call it is a ValueError
 Result = TypeVar("Result")
 
 
@@ -92,7 +93,8 @@ def _one_line(error: BaseException) -> str:
 
 def explain_lost_process(error: BaseException) -> str:
     """Returns a message for an error that another process's end caused; "" for another error, or with one process."""
-    is_lost = isinstance(error, jax.errors.JaxRuntimeError) and LOST_PROCESS.search(str(error))
+    is_of_jax = isinstance(error, jax.errors.JaxRuntimeError) or (type(error) is ValueError and STATUS.match(str(error)))
+    is_lost = is_of_jax and LOST_PROCESS.search(str(error))
     if not is_lost or jax.process_count() == 1:
         return ""
     first = str(error).strip().partition("\n")[0]

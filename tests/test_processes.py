@@ -90,6 +90,10 @@ def together(launcher: Launcher, *flags: str, **options: Any) -> list[Ended]:
     return [process.wait() for process in begin(launcher, *flags, **options)]
 
 
+def last_line(ended: Ended) -> str:
+    return ended.err.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("name", "stops", "told", "more"),
     [
@@ -177,11 +181,25 @@ def test_an_error_of_one_process_ends_both(launcher, place):
     """An error that only process 0 raises must not leave the other waiting."""
     file = place / "file"
     file.write_text("mine")
-    first, second = together(launcher, f"--config={place / 'fedavg'}.py", f"--workdir={file}")
+    first, second = together(launcher, f"--config={place / 'fedavg'}.py", f"--workdir={file}", largest=None)
     assert first.status == 1
     assert first.err == f"error: cannot make the run directory {file}: it is a file; give a directory\n"
-    assert second.status != 0
+    assert (second.status, last_line(second)) == (1, "error: process 0 could not open the run directory")
     assert file.read_text() == "mine"
+
+
+def test_processes_without_a_common_directory_are_refused(launcher, place):
+    """A run on disks of their own would train, and could not be resumed."""
+    homes = place / "mine", place / "yours"
+    for home in homes:
+        home.mkdir()
+    first, second = together(launcher, f"--config={place / 'fedavg'}.py", "--workdir=~/run", homes=homes, largest=None)
+    said = (
+        "/run of process 1 is not that of process 0; all processes need the same work directory, on a file system that they share"
+    )
+    assert (first.status, last_line(first)) == (1, f"error: {homes[0]}{said}")
+    assert (second.status, last_line(second)) == (1, f"error: {homes[1]}{said}")
+    assert not (homes[1] / "run").exists()
 
 
 def test_a_callback_that_fails_in_the_first_process_leaves_its_traceback(launcher, place):

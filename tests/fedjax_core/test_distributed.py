@@ -67,4 +67,6 @@ def test_a_process_that_is_lost_is_said_in_words(monkeypatch, said, lost):
     line = distributed.explain_lost_process(error)
     assert line.startswith("another process of this run has ended, or is out of reach; ") == lost
     assert "\n" not in line
-    assert distributed.explain_lost_process(ValueError(said)) == ""
+    assert bool(distributed.explain_lost_process(ValueError(said))) == lost  # as the first call of a program raises it
+    assert distributed.explain_lost_process(ValueError("gloo must be on or off")) == ""
+    assert distributed.explain_lost_process(OSError(said)) == ""
