@@ -18,6 +18,7 @@ from tests.test_resume import CONFIGS, assert_close, leaves, lines, metrics
 
 ROUNDS = 4
 OTHER = " has other values than that of process 0 ({}); all processes need the same config and files\n"
+COMPLETE = " (the run itself is complete)"
 SCORES = "--config.evaluation.scores=('macro_f1', 'auroc')"  # sums over clients and devices are arrays
 
 
@@ -202,15 +203,20 @@ def test_processes_without_a_common_directory_are_refused(launcher, place):
     assert not (homes[1] / "run").exists()
 
 
-def test_a_callback_that_fails_in_the_first_process_leaves_its_traceback(launcher, place):
+@pytest.mark.parametrize(
+    ("method", "when"),
+    [("start(self, started)", ""), ("round(self, record)", " (the last checkpoint is of round 1)"), ("end(self, ended)", COMPLETE)],
+)
+def test_a_callback_that_fails_in_the_first_process_leaves_its_traceback(launcher, place, method, when):
     """The second ends with a line: what it raises would take the place of the traceback."""
-    (place / "mine.py").write_text("class Mine:\n    def round(self, record):\n        raise KeyError('mine')\n")
-    directory = place / "callback"
-    flags = f"--config={place / 'fedavg'}.py", f"--workdir={directory}", f"--config.callbacks=('{place / 'mine'}.py:Mine',)"
+    directory = place / f"callback_{method[:3]}"
+    file = place / f"{directory.name}.py"
+    file.write_text(f"class Mine:\n    def {method}:\n        raise KeyError('mine')\n")
+    flags = f"--config={place / 'fedavg'}.py", f"--workdir={directory}", f"--config.callbacks=('{file}:Mine',)", "--config.rounds=1"
     first, second = together(launcher, *flags, largest=None)
     assert (first.status, second.status) == (1, 1)
     assert re.search(r"KeyError: 'mine'.*; the traceback is in \S+/error\.txt\n$", first.err)
-    assert second.err == "error: a callback failed in process 0 (the last checkpoint is of round 1)\n"
+    assert last_line(second) == f"error: a callback failed in process 0{when}"
     assert "KeyError: 'mine'" in (directory / "error.txt").read_text()
 
 
