@@ -189,6 +189,13 @@ def test_an_error_of_one_process_ends_both(launcher, place):
     assert file.read_text() == "mine"
 
 
+def test_an_error_of_all_processes_is_said_by_each(launcher, place):
+    """Process 0 ends last: without it, jax aborts the others in the middle of their own error."""
+    flags = f"--config={place / 'fedavg'}.py", f"--workdir={place / 'few'}", "--config.plan.devices=1"
+    said = "error: plan.devices=1 leaves 1 of 2 processes without a device; leave it out to take all 2"
+    assert [(ended.status, last_line(ended)) for ended in together(launcher, *flags, largest=None)] == [(1, said)] * 2
+
+
 def test_processes_without_a_common_directory_are_refused(launcher, place):
     """A run on disks of their own would train, and could not be resumed."""
     homes = place / "mine", place / "yours"

@@ -1,5 +1,9 @@
 """How processes find each other, where jax does not say what it should."""
 
+import signal
+import subprocess
+import sys
+
 import jax
 import pytest
 
@@ -44,6 +48,29 @@ def test_an_address_without_host_and_port_is_refused(address):
 @pytest.mark.parametrize("address", ["host0:8476", "10.0.0.1:65535", "[::1]:8476", "[fe80::1%eth0]:1", "a-b_c.example:8476"])
 def test_an_address_with_host_and_port_is_taken(address):
     distributed.check_process_flags(False, address, 2, 1)
+
+
+@pytest.mark.parametrize("ends_by", ["the wait", "Ctrl-C"])
+def test_a_process_that_stays_alone_ends_with_a_line(ends_by):
+    """Jax would end it by a signal after minutes, and keep Ctrl-C until then."""
+    code = (
+        "from fedjax_core import distributed; distributed.JOIN_TIMEOUT, distributed.JOIN_REPORT = "
+        f"{(2.0, 1.0) if ends_by == 'the wait' else (60.0, 0.5)}; distributed.join_processes('127.0.0.1:1', 2, 1)"
+    )
+    handled = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal
+    with subprocess.Popen([sys.executable, "-c", code], stderr=-1, text=True, preexec_fn=handled) as process:
+        assert process.stderr is not None
+        while "waiting until the 2 processes have found each other at 127.0.0.1:1, up to" not in (
+            line := process.stderr.readline()
+        ):
+            assert line
+        if ends_by == "Ctrl-C":
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == -signal.SIGINT
+        else:
+            said = "error: the 2 processes did not find each other at 127.0.0.1:1 in 2 s: one has not started, or process 0 has another"
+            assert said in process.stderr.read()
+            assert process.wait(10) == 1
 
 
 def test_devices_of_a_process_that_are_no_numbers_are_refused(monkeypatch):
