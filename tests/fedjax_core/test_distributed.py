@@ -68,7 +68,7 @@ def test_a_process_that_stays_alone_ends_with_a_line(ends_by):
             process.send_signal(signal.SIGINT)
             assert process.wait(10) == -signal.SIGINT
         else:
-            said = "error: the 2 processes did not find each other at 127.0.0.1:1 in 2 s: one has not started, or process 0 has another"
+            said = "error: the 2 processes did not find each other at 127.0.0.1:1 in 2 s: one has not started, or process 0 has"
             assert said in process.stderr.read()
             assert process.wait(10) == 1
 
