@@ -73,10 +73,12 @@ def join_processes(coordinator: str | None, processes: int | None, process: int 
         raise ValueError(f"the variable {DEVICE_IDS}={ids} must be numbers of devices with commas between, such as 0,1,2,3")
     jax.config.update("jax_enable_preemption_service", False)  # its handler of SIGTERM ends nothing; a run has its own
     address = f" at {coordinator}" if coordinator else ""
-    timeouts = {"heartbeat_timeout_seconds": HEARTBEAT_TIMEOUT, "initialization_timeout": int(JOIN_TIMEOUT) + 60}
+    later = int(JOIN_TIMEOUT) + 60  # than `_watch_joining` ends this process
     try:
         with _watch_joining(processes, address):
-            jax.distributed.initialize(coordinator, processes, process, **timeouts)
+            jax.distributed.initialize(
+                coordinator, processes, process, initialization_timeout=later, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT
+            )
         global _process
         _process = jax.process_index() if process is None else process
     except RuntimeError as error:
