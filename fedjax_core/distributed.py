@@ -10,23 +10,35 @@ Slurm, Open MPI, Cloud TPU, Kubernetes (with the package `kubernetes`).
 import contextlib
 import errno
 import json
+import logging
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+JOIN_TIMEOUT = 300.0  # seconds until all processes must have joined
+JOIN_REPORT = 20.0  # seconds after which a process says that it waits for the others
+EXIT_GRACE = 2.0  # seconds that process 0 leaves the others for an error of their own: jax aborts them when it is gone
 HEARTBEAT_TIMEOUT = 30  # seconds without a heartbeat after which a process counts as dead, and the others end
 MAX_QUOTED = 160  # characters of jax's message about a lost process
+ADDRESS = re.compile(r"(?:\[[^\s\[\]/]+\]|[^\s:\[\]/]+):(\d{1,5})", re.ASCII)  # host:port, IPv6 in brackets
+DEVICE_IDS = "JAX_LOCAL_DEVICE_IDS"  # a variable that jax reads: which devices are this process's
 ADVICE = "give --coordinator=HOST:PORT, --processes and --process in place of --distributed"
 LOST_PROCESS = re.compile(
     r"gloo|nccl|connection (closed|reset|refused)|socket closed|heartbeat|coordination service|UNAVAILABLE", re.I
 )
+STATUS = re.compile(r"[A-Z_]+: ")  # begins a message of the runtime; from a compiled program's first call it is a ValueError
 Result = TypeVar("Result")
+_log = logging.getLogger("fedjax_core")
+_process: int | None = None  # the number of this process, once it has joined others
 
 
 def check_process_flags(distributed: bool, coordinator: str | None, processes: int | None, process: int | None) -> None:
@@ -36,7 +48,13 @@ def check_process_flags(distributed: bool, coordinator: str | None, processes: i
         raise ValueError("--distributed finds the other processes by itself; leave out --coordinator, --processes and --process")
     if any(is_given) and not all(is_given):
         raise ValueError("give --coordinator, --processes and --process together, or none of them")
-    if processes is not None and process is not None and not 0 <= process < processes:
+    if coordinator is None or processes is None or process is None:
+        return
+    if not (match := ADDRESS.fullmatch(coordinator)) or not 1 <= int(match[1]) <= 65_535:  # jax would wait, or end by a signal
+        raise ValueError(f"--coordinator={coordinator} must be HOST:PORT, with a port in [1, 65535], such as host0:8476")
+    if processes < 1:
+        raise ValueError(f"--processes={processes} must be at least 1")
+    if not 0 <= process < processes:
         raise ValueError(f"--process={process} of --processes={processes}: must lie in [0, {processes - 1}]")
 
 
@@ -47,14 +65,23 @@ def join_processes(coordinator: str | None, processes: int | None, process: int 
       coordinator: host:port of process 0; None: the cluster tells all three.
 
     Raises:
-      ValueError: no cluster that tells, or one that jax cannot read; one line.
+      ValueError: no cluster that tells, or one that jax cannot read, or a variable that is no list of devices; one line.
       OSError: the others cannot be reached; one line.
     """
+    ids = os.environ.get(DEVICE_IDS) or "0"
+    if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", ids, re.ASCII):
+        raise ValueError(f"the variable {DEVICE_IDS}={ids} must be numbers of devices with commas between, such as 0,1,2,3")
     jax.config.update("jax_enable_preemption_service", False)  # its handler of SIGTERM ends nothing; a run has its own
+    address = f" at {coordinator}" if coordinator else ""
+    later = int(JOIN_TIMEOUT) + 60  # than `_watch_joining` ends this process
     try:
-        jax.distributed.initialize(coordinator, processes, process, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT)
+        with _watch_joining(processes, address):
+            jax.distributed.initialize(
+                coordinator, processes, process, initialization_timeout=later, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT
+            )
+        global _process
+        _process = jax.process_index() if process is None else process
     except RuntimeError as error:
-        address = f" at {coordinator}" if coordinator else ""
         raise OSError(f"the processes did not find each other{address}: {_one_line(error)}") from error
     except Exception as error:  # jax's detection of a cluster raises whatever the cluster's packages do
         if coordinator is not None:
@@ -66,13 +93,49 @@ def join_processes(coordinator: str | None, processes: int | None, process: int 
         raise ValueError(f"--distributed {what}; {ADVICE}") from error
 
 
+@contextlib.contextmanager
+def _watch_joining(processes: int | None, address: str) -> Iterator[None]:
+    """Reports a long wait for the other processes, and ends this one after `JOIN_TIMEOUT`, or at once by Ctrl-C.
+
+    Inside of jax, Python would see Ctrl-C after the wait, and jax ends a wait that is too long by a signal.
+    """
+    has_joined, who = threading.Event(), f"the {processes} processes" if processes else "the processes"
+
+    def watch() -> None:
+        if has_joined.wait(JOIN_REPORT):
+            return
+        _log.warning("waiting until %s have found each other%s, up to %.0f s", who, address, JOIN_TIMEOUT)
+        if has_joined.wait(JOIN_TIMEOUT - JOIN_REPORT):
+            return
+        why = "one has not started, or process 0 has another address, or cannot be reached"
+        sys.stderr.write(f"error: {who} did not find each other{address} in {JOIN_TIMEOUT:.0f} s: {why}\n")
+        _exit_at_once(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    is_main = threading.current_thread() is threading.main_thread()
+    is_interruptible = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_interruptible:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        has_joined.set()
+        if is_interruptible:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def exit_if_joined(status: int) -> None:
     """Ends one of several joined processes at once: jax's own end waits for the others, which may wait for this one."""
     if jax.distributed.is_initialized():
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(status)
+        time.sleep(EXIT_GRACE if _process == 0 else 0)
+        _exit_at_once(status)
+
+
+def _exit_at_once(status: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 def _one_line(error: BaseException) -> str:
@@ -81,7 +144,8 @@ def _one_line(error: BaseException) -> str:
 
 def explain_lost_process(error: BaseException) -> str:
     """Returns a message for an error that another process's end caused; "" for another error, or with one process."""
-    is_lost = isinstance(error, jax.errors.JaxRuntimeError) and LOST_PROCESS.search(str(error))
+    is_of_jax = isinstance(error, jax.errors.JaxRuntimeError) or (type(error) is ValueError and STATUS.match(str(error)))
+    is_lost = is_of_jax and LOST_PROCESS.search(str(error))
     if not is_lost or jax.process_count() == 1:
         return ""
     first = str(error).strip().partition("\n")[0]

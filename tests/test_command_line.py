@@ -108,6 +108,7 @@ def test_help_lists_the_methods(launcher):
         (["--config.optimizer.lr=big"], 2, ["--config.optimizer.lr='big' must be a number"]),
         (["--coordinator=localhost:1"], 2, ["--processes", "--process"]),
         (["--coordinator=localhost:1", "--processes=2", "--process=2"], 2, ["--process=2 of --processes=2", "[0, 1]"]),
+        (["--coordinator=localhost:1", "--processes=0", "--process=0"], 2, ["--processes=0 must be at least 1"]),
         (["--distributed", "--processes=2"], 2, ["--distributed finds", "leave out --coordinator, --processes"]),
         (["--config.rounds=0"], 1, ["rounds=0", "at least 1"]),
         (["--config.method.bach=1"], 1, ["method 'fedavg' has no option 'bach'", "'batch'?"]),

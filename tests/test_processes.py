@@ -18,6 +18,7 @@ from tests.test_resume import CONFIGS, assert_close, leaves, lines, metrics
 
 ROUNDS = 4
 OTHER = " has other values than that of process 0 ({}); all processes need the same config and files\n"
+COMPLETE = " (the run itself is complete)"
 SCORES = "--config.evaluation.scores=('macro_f1', 'auroc')"  # sums over clients and devices are arrays
 
 
@@ -88,6 +89,10 @@ def begin(
 def together(launcher: Launcher, *flags: str, **options: Any) -> list[Ended]:
     """Runs `begin` and returns how the processes ended."""
     return [process.wait() for process in begin(launcher, *flags, **options)]
+
+
+def last_line(ended: Ended) -> str:
+    return ended.err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -177,22 +182,48 @@ def test_an_error_of_one_process_ends_both(launcher, place):
     """An error that only process 0 raises must not leave the other waiting."""
     file = place / "file"
     file.write_text("mine")
-    first, second = together(launcher, f"--config={place / 'fedavg'}.py", f"--workdir={file}")
+    first, second = together(launcher, f"--config={place / 'fedavg'}.py", f"--workdir={file}", largest=None)
     assert first.status == 1
     assert first.err == f"error: cannot make the run directory {file}: it is a file; give a directory\n"
-    assert second.status != 0
+    assert (second.status, last_line(second)) == (1, "error: process 0 could not open the run directory")
     assert file.read_text() == "mine"
 
 
-def test_a_callback_that_fails_in_the_first_process_leaves_its_traceback(launcher, place):
+def test_an_error_of_all_processes_is_said_by_each(launcher, place):
+    """Process 0 ends last: without it, jax aborts the others in the middle of their own error."""
+    flags = f"--config={place / 'fedavg'}.py", f"--workdir={place / 'few'}", "--config.plan.devices=1"
+    said = "error: plan.devices=1 leaves 1 of 2 processes without a device; leave it out to take all 2"
+    assert [(ended.status, last_line(ended)) for ended in together(launcher, *flags, largest=None)] == [(1, said)] * 2
+
+
+def test_processes_without_a_common_directory_are_refused(launcher, place):
+    """A run on disks of their own would train, and could not be resumed."""
+    homes = place / "mine", place / "yours"
+    for home in homes:
+        home.mkdir()
+    first, second = together(launcher, f"--config={place / 'fedavg'}.py", "--workdir=~/run", homes=homes, largest=None)
+    said = (
+        "/run of process 1 is not that of process 0; all processes need the same work directory, on a file system that they share"
+    )
+    assert (first.status, last_line(first)) == (1, f"error: {homes[0]}{said}")
+    assert (second.status, last_line(second)) == (1, f"error: {homes[1]}{said}")
+    assert not (homes[1] / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "when"),
+    [("start(self, started)", ""), ("round(self, record)", " (the last checkpoint is of round 1)"), ("end(self, ended)", COMPLETE)],
+)
+def test_a_callback_that_fails_in_the_first_process_leaves_its_traceback(launcher, place, method, when):
     """The second ends with a line: what it raises would take the place of the traceback."""
-    (place / "mine.py").write_text("class Mine:\n    def round(self, record):\n        raise KeyError('mine')\n")
-    directory = place / "callback"
-    flags = f"--config={place / 'fedavg'}.py", f"--workdir={directory}", f"--config.callbacks=('{place / 'mine'}.py:Mine',)"
+    directory = place / f"callback_{method[:3]}"
+    file = place / f"{directory.name}.py"
+    file.write_text(f"class Mine:\n    def {method}:\n        raise KeyError('mine')\n")
+    flags = f"--config={place / 'fedavg'}.py", f"--workdir={directory}", f"--config.callbacks=('{file}:Mine',)", "--config.rounds=1"
     first, second = together(launcher, *flags, largest=None)
     assert (first.status, second.status) == (1, 1)
     assert re.search(r"KeyError: 'mine'.*; the traceback is in \S+/error\.txt\n$", first.err)
-    assert second.err == "error: a callback failed in process 0 (the last checkpoint is of round 1)\n"
+    assert last_line(second) == f"error: a callback failed in process 0{when}"
     assert "KeyError: 'mine'" in (directory / "error.txt").read_text()
 
 

@@ -138,7 +138,7 @@ def main(arguments: Sequence[str]) -> int:
             distributed.exit_if_joined(status)
         return status
     except KNOWN as error:
-        return console.fail(error, 1)
+        return console.fail(distributed.explain_lost_process(error) or error, 1)
     except CallbackFailed as error:
         if error.__cause__ is not None:
             raise

@@ -7,6 +7,8 @@ import functools
 import json
 import math
 import os
+import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import jax
 import numpy as np
 
 from fedjax_core import distributed
-from fedjax_core.atomic_files import digest_bytes
+from fedjax_core.atomic_files import TEMPORARY, digest_bytes
 from fedjax_core.data import digest as contents
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.engine import client_loop
@@ -31,18 +33,43 @@ MAY_DIFFER = (  # fields of a config that a resumed run may change
     *(*INCIDENTAL, "rounds"),
     *(f"evaluation.{field}" for field in ("every", "batch", "patience", "until")),
 )
+SHARING_SECONDS = 5.0  # until a file that process 0 has made must be seen by the others
 _HOLD = {"plan?": ({"hold?": (str, type(None))}, type(None))}  # schema of a config for `check_same_hold`
 
 
 def open_workdir(directory: str | Path, config: Mapping[str, Any], fresh: bool) -> WorkDir:
     """Opens the directory, by process 0 first; begins it anew where `starts_afresh`."""
-    if jax.process_index() == 0:
-        should_restart = functools.partial(starts_afresh, directory, config, fresh)
-        workdir = WorkDir.open(directory, config, may_differ=MAY_DIFFER, should_restart=should_restart)
-        distributed.barrier("run directory")
-        return workdir
-    distributed.barrier("run directory")
-    return WorkDir.open(directory, config, may_differ=MAY_DIFFER)
+    should_restart = functools.partial(starts_afresh, directory, config, fresh)
+    open_here = lambda: WorkDir.open(directory, config, may_differ=MAY_DIFFER, should_restart=should_restart)
+    if jax.process_count() == 1:
+        return open_here()
+    is_first = jax.process_index() == 0
+    workdir = distributed.all_or_none("open the run directory", lambda: open_here() if is_first else None)
+    try:
+        _check_shared(Path(directory), is_first)
+        return open_here() if workdir is None else workdir
+    except BaseException:
+        if workdir is not None:
+            workdir.close()
+        raise
+
+
+def _check_shared(directory: Path, is_first: bool) -> None:
+    """Raises ValueError in all processes if one does not see the directory of process 0, which has opened it: it could not
+    resume there, nor write its client states."""
+    mark = directory / distributed.broadcast_from_process_0(f"{TEMPORARY}{secrets.token_hex(8)}")
+    distributed.all_or_none("write to the run directory", mark.touch if is_first else lambda: None)
+    end = time.monotonic() + SHARING_SECONDS
+    while not (is_seen := mark.exists()) and time.monotonic() < end:
+        time.sleep(0.1)
+    others = np.flatnonzero(distributed.allgather([not is_seen]))
+    if is_first:
+        mark.unlink(missing_ok=True)
+    if len(others):
+        raise ValueError(
+            f"{directory} of process {others[0]} is not that of process 0; all processes need the same work directory, "
+            "on a file system that they share"
+        )
 
 
 def starts_afresh(directory: str | os.PathLike, config: Mapping[str, Any], fresh: bool = False) -> bool:

@@ -34,6 +34,7 @@ from fedjax_core.storage.workdir import BEGUN_HERE, CHECKPOINTS, CONFIG, METRICS
 
 PROFILE = "profile"
 DISPATCH_SECONDS = 2.0  # the longest that Ctrl-C waits for rounds
+FAILED_ELSEWHERE = "a callback failed in process 0"  # which calls them
 PROGRESS_SECONDS = 5.0  # of an evaluation, before it reports its progress
 
 
@@ -173,7 +174,7 @@ class TrainingRun:
         if self._is_new_best:  # after the checkpoint, so that a resumed run never begins before its selected round
             self.best.keep(self.state)
         if has_failed:
-            self._raise_callback_failed()
+            self._raise_callback_failed(self.callbacks.failed or CallbackFailed(FAILED_ELSEWHERE))
         if self._is_stopped and self.done < self.settings.rounds:
             raise Interrupted(f"after round {self.done}; the same command resumes from there")
 
@@ -203,8 +204,8 @@ class TrainingRun:
         if ended_by:
             reporter.say(f"stopped after round {self.done} by callback {ended_by}; the same command resumes from there")
         callbacks.end(Ended("stopped" if ended_by else "finished", self.done, ended_by, summary))
-        if callbacks.failed is not None:
-            raise CallbackFailed(f"{callbacks.failed} (the run itself is complete)") from callbacks.failed.__cause__
+        if error := _agree_on_failure(callbacks):
+            raise CallbackFailed(f"{error} (the run itself is complete)") from error.__cause__
         return Finished(self.state, summary, drawn, history, self._is_stopped, ended_by, self.best.round or None)
 
     # How a run begins again.
@@ -244,8 +245,8 @@ class TrainingRun:
         self._update([self._unscored | scores], True, by_client)
         if self._is_new_best:
             self.best.keep(self.state)
-        if distributed.broadcast_from_process_0(self.callbacks.failed is not None):
-            self._raise_callback_failed()
+        if error := _agree_on_failure(self.callbacks):
+            self._raise_callback_failed(error)
         self._is_ended_by_callback = distributed.broadcast_from_process_0(bool(self.callbacks.stop_reason))
 
     def last_checkpoint(self) -> str:
@@ -295,8 +296,7 @@ class TrainingRun:
     def _interrupted_in_evaluation(self) -> Interrupted:
         return Interrupted(f"in the evaluation after round {self.done}; the same command resumes with it")
 
-    def _raise_callback_failed(self) -> None:
-        error = self.callbacks.failed or CallbackFailed("a callback failed in process 0")
+    def _raise_callback_failed(self, error: CallbackFailed) -> None:
         raise CallbackFailed(f"{error} ({self.last_checkpoint()})") from error.__cause__
 
 
@@ -355,7 +355,10 @@ def open_run(
             run.resume()
             try:
                 look = StateReader(simulator, lambda: (run.state, run.done))
-                callbacks.start(Started(workdir.path, dict(config), settings.rounds, run.done, look))
+                with contextlib.suppress(CallbackFailed):  # all processes raise it together
+                    callbacks.start(Started(workdir.path, dict(config), settings.rounds, run.done, look))
+                if failure := _agree_on_failure(callbacks):
+                    raise failure
                 run.complete_evaluation()
                 yield run
             except BaseException as error:
@@ -367,6 +370,13 @@ def open_run(
                 if isinstance(error, Diverged):
                     raise error from None
                 raise
+
+
+def _agree_on_failure(callbacks: Callbacks) -> CallbackFailed | None:
+    """Returns the error of the first callback that raised in process 0, in the others one without a cause; None if none did."""
+    if not distributed.broadcast_from_process_0(callbacks.failed is not None):
+        return None
+    return callbacks.failed or CallbackFailed(FAILED_ELSEWHERE)
 
 
 def _sign_config(workdir: WorkDir) -> None:

@@ -154,10 +154,10 @@ class _Column:
         self.bytes = math.prod(self.shape) * self.dtype.itemsize
         try:
             self._file = tempfile.TemporaryFile(prefix="fedjax-states-")  # noqa: SIM115 (open as long as this object)
+            weakref.finalize(self, self._file.close)
+            self._file.truncate(n * self.bytes)
         except OSError as error:
             raise _write_error(error) from error
-        weakref.finalize(self, self._file.close)
-        self._file.truncate(n * self.bytes)
 
     def read(self, slots: np.ndarray) -> np.ndarray:
         out = np.zeros((len(slots), *self.shape), self.dtype)

@@ -1,6 +1,7 @@
 """Client states that are read and written while a round trains are those that the rounds before have left."""
 
 import threading
+from types import SimpleNamespace
 
 import chex
 import jax
@@ -103,6 +104,17 @@ def test_a_state_that_cannot_be_written_ends_the_round_after_in_one_line(monkeyp
     with pytest.raises(OSError, match="No space left"):
         exchange.close()
     assert workers() <= before
+
+
+def test_a_file_that_may_not_be_as_large_as_the_states_is_named(monkeypatch):
+    """As under `ulimit -f`."""
+
+    def refuse(*arguments):
+        raise OSError(27, "File too large")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: SimpleNamespace(truncate=refuse, close=lambda: None))
+    with pytest.raises(OSError, match=r"cannot keep client states in .*: File too large"):
+        DiskStore(N, LIKE)
 
 
 def test_a_run_that_stops_and_goes_on_has_the_same_states(tmp_path):
