@@ -26,6 +26,8 @@ from fedjax_core.uplink import attacks, robust_aggregation
 
 SCALED = ("diabetes",)  # data sets, and those derived from them, that scale targets by statistics of all training examples
 SMALLEST_DECAY = 1e-6  # of the learning rate over all rounds, that may be meant
+STEP_IS_RATE = ("adam", "adamw", "amsgrad", "lion", "nadam", "nadamw", "radam")  # optimizers that divide by the gradient's size
+LARGEST_STEP = 0.03  # of one weight in one local step, that may be meant
 log = logging.getLogger("fedjax_core")
 
 
@@ -51,6 +53,7 @@ def warn(
         *check_source(resolved, data.name),
         *check_batch(resolved, data),
         *check_decay(resolved),
+        *check_step(resolved),
         *check_delta(resolved, data),
         *check_sampling(resolved, collect),
         *check_offset(resolved, data.x_offset is not None or data.y_offset is not None),
@@ -88,6 +91,14 @@ def check_decay(resolved: ResolvedConfig) -> list[str]:
     if decay is None or name not in lookup.OPTIMIZERS or (decay <= 1 and decay ** (resolved.run.rounds - 1) >= SMALLEST_DECAY):
         return []
     return [f"optimizer.decay={decay:g} multiplies the rate each round; weight decay is optimizer.weight_decay"]
+
+
+def check_step(resolved: ResolvedConfig) -> list[str]:
+    """Returns a warning of a learning rate for SGD that was left in place for Adam and the like."""
+    rate, name = resolved.fields.get("optimizer.lr"), resolved.fields["optimizer.name"].partition("(")[0].rpartition(":")[2]
+    if not isinstance(rate, int | float) or name not in STEP_IS_RATE or rate <= LARGEST_STEP:
+        return []
+    return [f"optimizer.lr={rate:g} with {name} moves each weight by about {rate:g} a step, whatever its gradient; 0.001 is usual"]
 
 
 def check_delta(resolved: ResolvedConfig, data: FederatedData) -> list[str]:

@@ -197,6 +197,18 @@ def test_a_decay_that_is_no_weight_decay_is_warned_of(decay, warns):
 
 
 @pytest.mark.parametrize(
+    ("name", "rate", "warns"), [("sgd", 0.1, False), ("adam", 0.03, False), ("adam", 0.1, True), ("optax:lion", 0.1, True)]
+)
+def test_a_rate_for_sgd_is_warned_of_with_adam(name, rate, warns):
+    config = fedavg.get_config("smoke")
+    config.optimizer.update(name=name, lr=rate)
+    lines = config_warnings.check_step(experiment.resolve(config))
+    said = f"optimizer.lr=0.1 with {name.removeprefix('optax:')} moves each weight by about 0.1 a step, whatever its gradient; "
+    said += "0.001 is usual"
+    assert lines == ([said] if warns else [])
+
+
+@pytest.mark.parametrize(
     ("level", "delta", "more", "said"),
     [
         ("client", 0.05, {}, None),
