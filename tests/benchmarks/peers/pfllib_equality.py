@@ -174,7 +174,7 @@ def train_as_printed(client: Any) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
             if epoch == 0:
-                client.alpha = float(np.clip(client.alpha - client.learning_rate * slope.item(), 0, 1))
+                client.alpha = float(np.clip(client.alpha - client.learning_rate * float(slope), 0, 1))
 
 
 def pull_to_clouds(client: Any, *_: Any) -> None:
