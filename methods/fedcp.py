@@ -24,9 +24,9 @@ body, its gate, and (head_i + head) / 2.
 Unseen clients start a personal head from the global one, after local training.
 
 Departures: `gumbel` adds Gumbel noise to the gate in training; the authors' code also does so in
-evaluation. Clients that were not in the last round also get the newest gate and head, in that code
-only the newest body. The received body computes features in evaluation mode, of images without
-augmentation.
+evaluation, and its first context is random. Clients that were not in the last round also get the
+newest gate and head, in that code only the newest body. The received body computes features in
+evaluation mode, of images without augmentation.
 """
 
 from typing import NamedTuple

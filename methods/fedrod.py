@@ -20,9 +20,9 @@ part does not depend on the personal one.
 Unseen clients use the server's model ("global"), and add a personal head to it after local
 training.
 
-Departures: linear personal heads; no hypernetwork. A class without local examples counts as the
-smallest positive number, not as zero. Gradient clipping (`config.optimizer.clip`) uses the norm of
-both parts together.
+Departures: linear personal heads; no hypernetwork. Ports start personal heads as copies of the
+generic one, not from zero. A class without local examples counts as the smallest positive number,
+not as zero. Gradient clipping (`config.optimizer.clip`) uses the norm of both parts together.
 """
 
 import jax
