@@ -55,13 +55,25 @@ ReadParts = Callable[..., Iterable[tuple[int, Mapping[str, np.ndarray]]]]
 log = logging.getLogger("fedjax_core")
 
 
-def check_alive(state: State) -> None:
-    """Raises ValueError if a state was consumed by `run_rounds`, whose rounds write over its arrays."""
+def check_state(state: State, own: State) -> None:
+    """Raises ValueError if a state was consumed by `run_rounds`, whose rounds write over its arrays, or is not a simulation's own.
+
+    Args:
+      own: the shapes of the simulation's own states.
+    """
     if any(leaf.is_deleted() for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)):
         raise ValueError(
             "this state was consumed by run_rounds, which writes over it: use the state that run_rounds returned; "
             "to keep this one too, give run_rounds a copy, jax.tree.map(jax.numpy.copy, state)"
         )
+    if jax.tree.structure(state) != jax.tree.structure(own):
+        raise ValueError("this state is not one of this simulation: it has other entries, as of another method or network")
+    for (path, leaf), like in zip(jax.tree.leaves_with_path(state), jax.tree.leaves(own), strict=True):
+        if np.shape(leaf) != like.shape:
+            where = f"state{jax.tree_util.keystr(path)}"
+            raise ValueError(
+                f"this state is not one of this simulation: {where} has the shape {np.shape(leaf)}, must be {like.shape}"
+            )
 
 
 class Simulator:
@@ -70,6 +82,7 @@ class Simulator:
     def __init__(self, spec: SimulationSpec):
         """Compiles nothing, and puts nothing on a device; `spec` is from `build_spec`."""
         self.compiled, self._known_outliers = dispatch.compile_for_plan(spec, spec.plan), set()
+        self._shapes: State | None = None  # of its states, once known
 
     @property
     def spec(self) -> SimulationSpec:
@@ -83,6 +96,7 @@ class Simulator:
             if self.spec.abstract_algorithm(g).prepare is not None:
                 before = state  # bound now: it may run again, with smaller chunks, if memory is short
                 state = self._retry_on_oom(lambda compiled, g=g, before=before: dispatch.prepare_group(compiled, before, g))
+        self._shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
         return state
 
     def run_rounds(self, state: State, n: int, scored: bool = False) -> tuple[State, list[dict[str, float]]]:
@@ -97,9 +111,9 @@ class Simulator:
 
         Raises:
           Diverged: something was not finite; says what, of which clients or of the server, in which round.
-          ValueError: the state is consumed; client states are off the devices, and those of another state than this one.
+          ValueError: the state is consumed or another simulation's; client states are off the devices, and those of another state.
         """
-        check_alive(state)
+        self._check_state(state)
         metrics: list[dict[str, float]] = []
         while len(metrics) < n:
             is_scored = scored and len(metrics) == n - 1
@@ -136,9 +150,9 @@ class Simulator:
 
         Raises:
           Diverged: a loss is not finite; says whose.
-          ValueError: the state is consumed.
+          ValueError: the state is consumed or another simulation's.
         """
-        check_alive(state)
+        self._check_state(state)
         return self._retry_on_oom(lambda compiled: evaluation.evaluate(compiled, state, watch))
 
     def client_scores(self, state: State) -> dict[str, PyTree]:
@@ -146,7 +160,7 @@ class Simulator:
 
         They are {"own": {predictor: {"loss", "accuracy"}}, "all": ..., "validation": ... if clients have such examples}.
         """
-        check_alive(state)
+        self._check_state(state)
         return self._retry_on_oom(lambda compiled: evaluation.score_clients(compiled, state))
 
     def past_cohorts(self, state: State) -> list[np.ndarray]:
@@ -155,9 +169,10 @@ class Simulator:
         They are drawn again, so they are those of any state of the same seed.
 
         Raises:
-          ValueError: the sampler is adaptive, so that a cohort follows from the state of its round; the state is consumed.
+          ValueError: the sampler is adaptive, so that a cohort follows from the state of its round; the state is consumed or
+            another simulation's.
         """
-        check_alive(state)
+        self._check_state(state)
         spec, compiled, cohorts = self.spec, self.compiled, []
         if spec.sampler.is_adaptive:
             raise ValueError(
@@ -177,9 +192,9 @@ class Simulator:
           trained: True: what the client would hold right after its local training in the coming round.
 
         Raises:
-          ValueError: there is no such client; the state is consumed.
+          ValueError: there is no such client; the state is consumed or another simulation's.
         """
-        check_alive(state)
+        self._check_state(state)
         compiled, spec = self.compiled, self.spec
         if not 0 <= client < spec.population:
             raise ValueError(f"client {client} is not one of 0 ... {spec.population - 1}")
@@ -211,17 +226,16 @@ class Simulator:
         """Returns everything that a checkpoint must keep, as host arrays, but offloaded client states, which have `read_parts`.
 
         Raises:
-          ValueError: offloaded client states are those of another state than this one; the state is consumed.
+          ValueError: the state is consumed or another simulation's; offloaded client states are those of another state.
         """
-        check_alive(state)
+        self._check_state(state)
         self.compiled.states.check_owner(state)
         offloaded, saved = self.offloaded_states, {"state": meshes.fetch(state)}
         return saved if offloaded is None else saved | {"initial": meshes.fetch(offloaded.initial)}
 
     def abstract_snapshot(self) -> PyTree:
         """Returns the structure of `to_host`, as NumPy arrays, to restore into."""
-        key_data = jax.random.key_data(jax.random.key(0))
-        state = jax.eval_shape(self.compiled.programs.init_state, self.spec.host_arrays, key_data)
+        state = self._own_shapes()
         saved = {"state": state} | ({"initial": state.server} if self.spec.is_offloaded else {})
         return jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), saved)
 
@@ -245,6 +259,16 @@ class Simulator:
             offloaded.mark_saved()
             compiled.states.replace_offloaded(offloaded, saved["state"])
         return meshes.put(saved["state"], mesh, compiled.layout.state)
+
+    def _own_shapes(self) -> State:
+        if self._shapes is not None:
+            return self._shapes
+        key_data = jax.random.key_data(jax.random.key(0))
+        self._shapes = shapes = jax.eval_shape(self.compiled.programs.init_state, self.spec.host_arrays, key_data)
+        return shapes
+
+    def _check_state(self, state: State) -> None:
+        check_state(state, self._own_shapes())
 
     def use_plan(self, plan: meshes.Plan) -> None:
         """Compiles for another plan, with the same client states; the data move to its devices when first needed."""

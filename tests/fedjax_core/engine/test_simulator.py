@@ -105,6 +105,24 @@ class ConsumedTest(chex.TestCase):
         chex.assert_trees_all_equal(again, after)
 
 
+class OtherStateTest(chex.TestCase):
+    def test_a_state_of_another_simulation_is_named(self):
+        """JAX reads beyond the clients of an array that is too short: it takes the last one's for them."""
+        sim = simulate(tally)
+        state = sim.init(0)
+        fewer = state._replace(clients=jax.tree.map(lambda leaf: leaf[:3], state.clients))
+        with self.assertRaisesRegex(
+            ValueError, rf"not one of this simulation: state\.clients\[0\]\S* has the shape \(3.*, must be \({N}"
+        ):
+            sim.run_rounds(fewer, 1)
+        with self.assertRaisesRegex(
+            ValueError, "not one of this simulation: it has other entries, as of another method or network"
+        ):
+            sim.evaluate(state._replace(server=()))
+        rerun = simulate(tally)  # of the same settings
+        chex.assert_trees_all_equal(rerun.run_rounds(jax.tree.map(jnp.copy, state), 1)[0], sim.run_rounds(state, 1)[0])
+
+
 class PastCohortsTest(chex.TestCase):
     @parameterized.parameters(
         (None, {}),
