@@ -54,11 +54,11 @@ def test_an_address_with_host_and_port_is_taken(address):
 def test_a_process_that_stays_alone_ends_with_a_line(ends_by):
     """Jax would end it by a signal after minutes, and keep Ctrl-C until then."""
     code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # as in a terminal
         "from fedjax_core import distributed; distributed.JOIN_TIMEOUT, distributed.JOIN_REPORT = "
         f"{(2.0, 1.0) if ends_by == 'the wait' else (60.0, 0.5)}; distributed.join_processes('127.0.0.1:1', 2, 1)"
     )
-    handled = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal
-    with subprocess.Popen([sys.executable, "-c", code], stderr=-1, text=True, preexec_fn=handled) as process:
+    with subprocess.Popen([sys.executable, "-c", code], stderr=-1, text=True) as process:
         assert process.stderr is not None
         while "waiting until the 2 processes have found each other at 127.0.0.1:1, up to" not in (
             line := process.stderr.readline()
