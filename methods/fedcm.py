@@ -19,8 +19,9 @@ Unseen clients use the server's model.
 Departures: a client's direction is its change over eta_l K, which is measured as in FedNova, so
 that clients may take unequal numbers of steps, with momentum or annealed rates. Weight decay of the
 optimizer is in the change, so it enters the direction and is applied again: at rest it is 1 / alpha
-times as strong, as in released code. `decay` adds decay * y to the gradient before it is mixed,
-which counts once. A round without participants keeps the direction. Batch statistics are
+times as strong, as in released code. It is in the measure too, which falls short of eta_l K by a
+share of about eta_l * weight_decay * (K - 1) / 2. `decay` adds decay * y to the gradient before it
+is mixed, which counts once. A round without participants keeps the direction. Batch statistics are
 averaged.
 """
 

@@ -59,7 +59,20 @@ BASE = {  # PFLlib's arguments for all methods
     "train_slow_rate": 0.0, "send_slow_rate": 0.0, "dlg_eval": False, "dlg_gap": 100, "batch_num_per_client": 2,
     "num_new_clients": 0, "fine_tuning_epoch_new": 0,
 }  # fmt: skip
-LAYERS = ("dense1", "norm1", "projection", "hidden", "out", "head", "gate", "linear", "kernel", "scale", "bias")  # in torch's order
+LAYERS = (
+    "embedding",
+    "dense1",
+    "norm1",
+    "projection",
+    "hidden",
+    "out",
+    "head",
+    "gate",
+    "linear",
+    "kernel",
+    "scale",
+    "bias",
+)  # in torch's order
 
 Change = Callable[[], contextlib.AbstractContextManager]
 
@@ -120,8 +133,8 @@ class Normed(nnx.Module):
 
 @contextlib.contextmanager
 def extend(target: str, before: Callable = lambda *_: None, after: Callable = lambda *_: None) -> Iterator[None]:
-    """Calls functions of the same arguments before and after a method below flcore."""
-    original = pkgutil.resolve_name(f"flcore.{target}")
+    """Calls functions of the same arguments before and after a method."""
+    original = pkgutil.resolve_name(target)
 
     def extended(*args, **kwargs):
         before(*args)
@@ -129,13 +142,13 @@ def extend(target: str, before: Callable = lambda *_: None, after: Callable = la
         after(*args)
         return result
 
-    with mock.patch(f"flcore.{target}", extended):
+    with mock.patch(target, extended):
         yield
 
 
 def change(target: str, before: Callable = lambda *_: None, after: Callable = lambda *_: None) -> Change:
-    """Returns `extend` of these arguments, to be entered later."""
-    return functools.partial(extend, target, before, after)
+    """Returns `extend` of these arguments, of a method below flcore, to be entered later."""
+    return functools.partial(extend, f"flcore.{target}", before, after)
 
 
 def join_parts(sent: Any, own: Any) -> PyTree:
@@ -230,8 +243,7 @@ def copy_heads(server: Any) -> None:
 def set_gates(server: Any, state: Any) -> None:
     """Gives FedCP's clients our gate."""
     for client in server.clients:
-        for parameter, array in zip(client.model.gate.cs.parameters(), list_arrays(state.server.gate), strict=True):
-            parameter.data = torch.tensor(array)
+        set_parameters(client.model.gate.cs, state.server.gate)
 
 
 def set_contexts(server: Any) -> None:
@@ -557,9 +569,25 @@ def flatten_peer(network: torch.nn.Module) -> np.ndarray:
     return np.concatenate([parameter.detach().numpy().ravel() for parameter in network.parameters()])
 
 
-def run_ours(method: str, folder: Path) -> tuple[PyTree, Any, Any, Any]:
-    """Returns the initial network's parameters, our first state, and the weights before and after all rounds."""
-    peer = PEERS[method]
+class Ours(NamedTuple):
+    """A run of ours.
+
+    Attributes:
+      network: parameters of the initial network.
+      first: the first state.
+      before, after: weights of server and clients at the start, and after all rounds.
+      cohorts: clients of each round.
+    """
+
+    network: PyTree
+    first: Any
+    before: dict[str, list[np.ndarray]]
+    after: dict[str, list[np.ndarray]]
+    cohorts: list[np.ndarray]
+
+
+def run_ours(method: str, peer: Peer, folder: Path) -> Ours:
+    """Runs ours."""
     simulator = build_ours(method, peer, folder)
     state = simulator.init(seed=0)
     first = jax.device_get(state)  # the rounds reuse its memory
@@ -569,54 +597,73 @@ def run_ours(method: str, folder: Path) -> tuple[PyTree, Any, Any, Any]:
     else:
         network = peer.network(first)
     before = flatten_ours(peer, simulator, state)
-    return network, first, before, flatten_ours(peer, simulator, simulator.run_rounds(state, peer.rounds)[0])
+    state, _ = simulator.run_rounds(state, peer.rounds)
+    return Ours(network, first, before, flatten_ours(peer, simulator, state), simulator.past_cohorts(state))
 
 
-def make_network(params: PyTree) -> torch.nn.Module:
-    """Returns the network with our parameters, split into PFLlib's base and head."""
-    models = importlib.import_module("flcore.trainmodel.models")
+def make_parts(params: PyTree) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """Returns base and head of the network with our parameters."""
     projection = [torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, len(params["head"]["kernel"]))]
     base = {"flatten": torch.nn.Flatten(), "dense1": torch.nn.Linear(64, WIDTH)}
     base |= {"bn": torch.nn.BatchNorm1d(WIDTH)} if "norm1" in params else {}
     base |= {"relu": torch.nn.ReLU()}
     base |= {"projection": torch.nn.Sequential(*projection)} if "projection" in params else {}
-    head = torch.nn.Linear(len(params["head"]["kernel"]), 10)
-    network = models.BaseHeadSplit(torch.nn.Sequential(collections.OrderedDict(base)), head)
-    for parameter, array in zip(network.parameters(), list_arrays(params), strict=True):
+    parts = torch.nn.Sequential(collections.OrderedDict(base)), torch.nn.Linear(len(params["head"]["kernel"]), 10)
+    set_parameters(torch.nn.ModuleList(parts), params)
+    return parts
+
+
+def set_parameters(module: torch.nn.Module, params: PyTree) -> None:
+    """Gives a module our parameters."""
+    for parameter, array in zip(module.parameters(), list_arrays(params), strict=True):
         parameter.data = torch.tensor(array)
-    return network
 
 
-def run_peer(peer: Peer, network: PyTree, first: Any) -> Any:
+def take_full_batches() -> contextlib.AbstractContextManager:
+    """Makes a batch of PFLlib's clients all their examples."""
+    return extend(
+        "flcore.clients.clientbase.Client.__init__", after=lambda client, *_: vars(client).update(batch_size=client.train_samples)
+    )
+
+
+def run_peer(peer: Peer, ours: Ours) -> Any:
     """Returns PFLlib's server after all rounds; it writes its results into the parent folder."""
+    models = importlib.import_module("flcore.trainmodel.models")
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(0)
     server_class = getattr(importlib.import_module(f"flcore.servers.{peer.module}"), peer.name)
-    full_batches = extend(
-        "clients.clientbase.Client.__init__", after=lambda client, *_: vars(client).update(batch_size=client.train_samples)
-    )
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"), full_batches:
-        server = server_class(argparse.Namespace(**BASE | peer.arguments, model=make_network(network)), 0)
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"), take_full_batches():
+        server = server_class(argparse.Namespace(**BASE | peer.arguments, model=models.BaseHeadSplit(*make_parts(ours.network))), 0)
         for client in server.clients:
             client.batch_size = round(client.train_samples)  # FedFomo's train on fewer
         if peer.prepare is not None:
-            peer.prepare(server, first)
+            peer.prepare(server, ours.first)
         server.train()
         peer.finish(server)
     return server
 
 
-def compare(peer: Peer, before: Any, after: Any, server: Any) -> dict[str, float]:
+def compare(peer: Peer, ours: Ours, server: Any) -> dict[str, float]:
     """Returns the largest difference of a weight of server and clients, and the largest change in training."""
-    nets = {"server": [peer.peer_server(server)] if "server" in after else [], "clients": []}
-    if "clients" in after:
+    nets = {"server": [peer.peer_server(server)] if "server" in ours.after else [], "clients": []}
+    if "clients" in ours.after:
         nets["clients"] = [peer.peer_client(client) for client in server.clients]
     line = {}
-    for who, ours in after.items():
+    for who, weights in ours.after.items():
         theirs = [flatten_peer(net) for net in nets[who]]
-        for name, others in (("difference", theirs), ("change", before[who])):
-            line[f"{who} {name}"] = max(float(np.max(np.abs(a - b))) for a, b in zip(ours, others, strict=True))
+        for name, others in (("difference", theirs), ("change", ours.before[who])):
+            line[f"{who} {name}"] = max(float(np.max(np.abs(a - b))) for a, b in zip(weights, others, strict=True))
     return line
+
+
+def compare_all(name: str, peer: Peer, ours: Ours, run: Callable[[Peer, Ours], Any]) -> None:
+    """Prints the comparison with another's server, as it is and with all departures taken back."""
+    for departures in ({}, peer.departures) if peer.departures else ({},):
+        with contextlib.ExitStack() as stack:
+            for take_back in departures.values():
+                stack.enter_context(take_back())
+            line = {"method": name, "taken back": list(departures)} | compare(peer, ours, run(peer, ours))
+        print(json.dumps(line), flush=True)  # noqa: T201
 
 
 def main(checkout: str, *methods: str) -> None:
@@ -629,14 +676,7 @@ def main(checkout: str, *methods: str) -> None:
         for method in methods or PEERS:
             peer = PEERS[method]
             with peer.fix():
-                network, first, before, after = run_ours(method, Path(scratch) / "dataset")
-                for departures in ({}, peer.departures) if peer.departures else ({},):
-                    with contextlib.ExitStack() as stack:
-                        for take_back in departures.values():
-                            stack.enter_context(take_back())
-                        server = run_peer(peer, network, first)
-                    line = {"method": method, "taken back": list(departures)} | compare(peer, before, after, server)
-                    print(json.dumps(line), flush=True)  # noqa: T201
+                compare_all(method, peer, run_ours(method, peer, Path(scratch) / "dataset"), run_peer)
 
 
 if __name__ == "__main__":

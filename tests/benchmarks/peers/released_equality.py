@@ -1,0 +1,632 @@
+"""Released code of methods that PFLlib lacks and ours train from the same weights on the same data.
+
+python -m tests.benchmarks.peers.released_equality CHECKOUTS [CASE ...]
+
+CHECKOUTS is a folder with clones, each by its name, of woodenchild95/FL-Simulator,
+KarhouTam/FL-bench, TsingZ0/HtFLlib, JYWa/FedNova, Divyansh03/FedExP, litian96/fair_flearn and
+jichan3751/ifca. The environment has torch, omegaconf and pandas beside our packages; what else they
+import is a stub. Servers and clients run unchanged, but for the loop around FedNova's optimizer, for
+constants of FedExP's script, and for the network of fair_flearn, which is written for TensorFlow 1.
+Data, network, batches and output are those of `pfllib_equality`. Where clients are drawn, all take
+our draw.
+"""
+
+import contextlib
+import copy
+import functools
+import importlib
+import io
+import os
+import pickle
+import random
+import shutil
+import sys
+import tempfile
+import threading
+import types
+import warnings
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import jax
+import numpy as np
+import torch
+from torch.nn.utils import parameters_to_vector
+
+from fedjax_core.algorithm import PyTree
+from fedjax_core.training import aggregators
+from tests.benchmarks.peers import pfllib_equality as pfllib
+from tests.benchmarks.peers.pfllib_equality import EPOCHS, NAME, RATE, ROUNDS, SIZES, WIDTH, Ours, Peer, extend
+
+DRAWN = {"cohort.size": 3}  # clients of a round
+DECAYS = {"optimizer.decay": 0.9, "optimizer.weight_decay": 0.001}  # of the rate in each round, and of the weights
+FEDEXP = {"optimizer.lr": RATE * 0.998, "optimizer.decay": 0.998, "optimizer.weight_decay": 1e-4}  # fixed by it
+FEDEXP_STEPS = 20  # likewise
+UNEVEN = (1, 2, 3, 4, 5)  # local epochs of FedNova's clients
+STUBS = (  # imported, and not needed
+    "h5py", "hydra", "hydra.core", "hydra.core.hydra_config", "matplotlib", "matplotlib.pyplot", "pynvml", "ray",
+    "ray.actor", "tensorflow", "torchvision", "torchvision.datasets", "torchvision.io", "torchvision.io.image",
+    "torchvision.models", "torchvision.transforms", "visdom",
+)  # fmt: skip
+EDITS: dict[str, str] = {}  # of FedExP's script, while a departure is taken back
+
+
+class Case(NamedTuple):
+    """Code beside our method.
+
+    Attributes:
+      code: folder of the clone, below CHECKOUTS.
+      run: returns an object with `global_model` and `clients`, each with a `model`.
+      method: ours.
+      peer: with the arguments of both.
+    """
+
+    code: str
+    run: Callable[[Peer, Ours], Any]
+    method: str
+    peer: Peer
+
+
+class Network(torch.nn.Module):
+    """Base and head."""
+
+    def __init__(self, params: PyTree):
+        """Initializes the network with our parameters."""
+        super().__init__()
+        self.base, self.head = pfllib.make_parts(params)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns logits."""
+        return self.head(self.base(x))
+
+
+class Learner:
+    """A network for fair_flearn."""
+
+    size = flops = 0
+
+    def __init__(self, params: PyTree, rate: float):
+        """Initializes the network with our parameters."""
+        self.network, self.rate = Network(params), rate
+
+    def get_params(self) -> list[np.ndarray]:
+        """Returns copies of the weights."""
+        return [parameter.detach().numpy().copy() for parameter in self.network.parameters()]
+
+    def set_params(self, arrays: list[np.ndarray]) -> None:
+        """Sets the weights."""
+        for parameter, array in zip(self.network.parameters(), arrays, strict=True):
+            parameter.data = torch.tensor(array, dtype=torch.float32)
+
+    def find_gradient(self, x: Any, y: Any) -> tuple[float, list[torch.Tensor]]:
+        """Returns the mean loss and its gradient."""
+        loss = torch.nn.functional.cross_entropy(self.network(torch.tensor(np.array(x))), torch.tensor(np.array(y)))
+        return loss.item(), list(torch.autograd.grad(loss, list(self.network.parameters())))
+
+    def get_loss(self, data: Any) -> float:
+        """Returns the mean loss."""
+        return self.find_gradient(data["x"], data["y"])[0]
+
+    def solve_sgd(self, batch: Any) -> tuple[list[np.ndarray], float, list[np.ndarray]]:
+        """Returns gradient, loss and weights."""
+        loss, gradient = self.find_gradient(*batch)
+        return [part.numpy() for part in gradient], loss, self.get_params()
+
+    def solve_inner(self, data: Any, epochs: int, batch_size: int) -> tuple[list[np.ndarray], int]:
+        """Trains by full batches; returns weights and cost."""
+        del batch_size
+        for _ in range(epochs):
+            for parameter, part in zip(self.network.parameters(), self.find_gradient(data["x"], data["y"])[1], strict=True):
+                parameter.data -= self.rate * part
+        return self.get_params(), 0
+
+    def test(self, data: Any) -> tuple[int, float]:
+        """Returns no scores."""
+        return 0, self.get_loss(data)
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+@contextlib.contextmanager
+def import_from(folder: Path) -> Iterator[None]:
+    """Imports modules of a clone, and forgets them at the end."""
+    names = {path.stem for path in folder.iterdir()}
+    with mock.patch.object(sys, "path", [str(folder), *sys.path]):
+        yield
+    for name in [name for name in sys.modules if name.split(".")[0] in names]:
+        del sys.modules[name]
+
+
+def read_data(part: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Returns images and labels of each client."""
+    files = [np.load(f"../dataset/{NAME}/{part}/{i}.npz", allow_pickle=True)["data"].item() for i in range(len(SIZES))]
+    return [file["x"] for file in files], [file["y"].astype(np.int64) for file in files]
+
+
+def make_result(network: Any = None, models: Any = ()) -> Namespace:
+    """Returns a server and its clients, as `pfllib_equality` compares them."""
+    return Namespace(global_model=network, clients=[Namespace(model=model) for model in models])
+
+
+def hold(arrays: Any) -> torch.nn.Module:
+    """Returns a module with these parameters."""
+    return torch.nn.ParameterList([torch.as_tensor(array) for array in arrays])
+
+
+def run_fl_simulator(peer: Peer, ours: Ours) -> Namespace:
+    """Runs FL-Simulator."""
+    (x, y), (test_x, test_y), network = read_data("train"), read_data("test"), Network(ours.network)
+    arguments = {
+        "dataset": "mnist", "active_ratio": 1.0, "total_client": len(SIZES), "comm_rounds": ROUNDS, "local_epochs": EPOCHS,
+        "batchsize": max(SIZES), "weight_decay": DECAYS["optimizer.weight_decay"], "local_learning_rate": RATE,
+        "global_learning_rate": 1.0, "lr_decay": DECAYS["optimizer.decay"], "seed": 0, "out_file": "out", "non_iid": False,
+        "use_RI": False, "method": peer.name,
+    }  # fmt: skip
+    server = getattr(importlib.import_module("server"), peer.name)(
+        device="cpu",
+        model_func=lambda: copy.deepcopy(network),
+        init_model=network,
+        init_par_list=parameters_to_vector(network.parameters()).detach().clone(),
+        datasets=Namespace(client_x=x, client_y=y, test_x=np.concatenate(test_x), test_y=np.concatenate(test_y)),
+        method=peer.name,
+        args=Namespace(**arguments | peer.arguments),
+    )
+    with mock.patch.object(server, "_activate_clients_", lambda t: ours.cohorts[t]):
+        server.train()
+    return make_result(server.server_model)
+
+
+def run_fl_bench(peer: Peer, ours: Ours) -> Namespace:
+    """Runs FL-bench."""
+    omegaconf, functional, models = map(importlib.import_module, ("omegaconf", "src.utils.functional", "src.utils.models"))
+    datasets, fedavg = map(importlib.import_module, ("data.utils.datasets", "src.server.fedavg"))
+    server_class = getattr(importlib.import_module(f"src.server.{peer.module}"), peer.name)
+    parts = [read_data(part) for part in ("train", "test")]
+    x, y = (torch.tensor(np.concatenate([array for part in parts for array in part[i]])) for i in (0, 1))
+    ends = np.cumsum([len(labels) for _, ys in parts for labels in ys])
+    train, test = np.array_split(np.array(np.split(np.arange(len(y)), ends[:-1]), dtype=object), 2)
+    everyone = list(range(len(SIZES)))
+    folder = Path("data") / NAME
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "args.json").write_text('{"split": "sample"}')
+    indices = [{"train": train[i], "val": [], "test": test[i]} for i in everyone]
+    separation = {"train": everyone, "val": everyone, "test": everyone, "total": len(SIZES)}
+    (folder / "partition.pkl").write_bytes(pickle.dumps({"data_indices": indices, "separation": separation}))
+    network = models.DecoupledModel()
+    network.base, network.classifier = pfllib.make_parts(ours.network)
+    common = {
+        "global_epoch": ROUNDS, "local_epoch": EPOCHS, "batch_size": max(SIZES), "join_ratio": 1.0, "use_cuda": False,
+        "save_log": False, "save_learning_curve_plot": False, "save_metrics": False, "test": {"client": {"interval": 1}},
+    }  # fmt: skip
+    given = {
+        "dataset": {"name": NAME},
+        "model": {"name": NAME},
+        "optimizer": {"lr": peer.fields.get("optimizer.lr", RATE)},
+        "common": common,
+    }
+    config = omegaconf.DictConfig(given | {peer.module: peer.arguments})
+    with (
+        mock.patch.dict(models.MODELS, {NAME: lambda **_: network}),
+        mock.patch.dict(datasets.DATASETS, {NAME: lambda **_: datasets.BaseDataset(x, y, list(range(10)))}),
+        mock.patch.object(fedavg, "FLBENCH_ROOT", Path.cwd()),
+    ):
+        server = server_class(functional.parse_args(config, peer.module, server_class.get_hyperparams))
+        server.client_sample_stream = [cohort.tolist() for cohort in ours.cohorts]
+        server.train()
+    personal = [hold(params.values()) for params in server.clients_personal_model_params.values()]
+    return make_result(hold(server.public_model_params.values()), personal)
+
+
+def run_htfllib(peer: Peer, ours: Ours) -> Namespace:
+    """Runs HtFLlib."""
+    clientbase = importlib.import_module("flcore.clients.clientbase")
+    server_class = getattr(importlib.import_module(f"flcore.servers.{peer.module}"), peer.name)
+    shutil.rmtree(pfllib.BASE["save_folder_name"], ignore_errors=True)  # what the last run left
+    arguments = pfllib.BASE | {"models_folder_name": "", "feature_dim": WIDTH} | peer.arguments
+    with (
+        mock.patch.object(clientbase, "BaseHeadSplit", return_value=Network(ours.network)),
+        mock.patch("torch.load", functools.partial(torch.load, weights_only=False)),
+        pfllib.take_full_batches(),
+    ):
+        server = server_class(Namespace(**arguments), 0)
+        load = lambda role, name: clientbase.load_item(role, name, server.save_folder_name)
+        generator = load("Server", "TGP")
+        pfllib.set_parameters(generator, view_generator(ours.first.server))
+        clientbase.save_item(generator, "Server", "TGP", server.save_folder_name)
+        cohorts = [[server.clients[i] for i in cohort] for cohort in ours.cohorts]
+        with mock.patch.object(server, "select_clients", side_effect=cohorts):
+            server.train()
+        return make_result(load("Server", "TGP"), [load(client.role, "model") for client in server.clients])
+
+
+def run_fednova(peer: Peer, ours: Ours) -> Namespace:
+    """Runs FedNova's optimizer, a client in each thread."""
+    optimizer_class = importlib.import_module("distoptim").FedNova
+    barrier, own, sent = threading.Barrier(len(SIZES), timeout=60), threading.local(), [torch.zeros(())] * len(SIZES)
+
+    def all_reduce(tensor: torch.Tensor, op: Any = None) -> None:
+        del op
+        sent[own.rank] = tensor.clone()
+        barrier.wait()
+        total = torch.stack(sent).sum(0)
+        barrier.wait()
+        tensor.copy_(total)
+
+    def train(rank: int, x: np.ndarray, y: np.ndarray) -> torch.nn.Module:
+        own.rank, network = rank, Network(ours.network)
+        optimizer = optimizer_class(network.parameters(), ratio=SIZES[rank] / sum(SIZES), lr=RATE, **peer.arguments)
+        for _ in range(ROUNDS):
+            for _ in range(UNEVEN[rank]):
+                torch.nn.functional.cross_entropy(network(torch.tensor(x)), torch.tensor(y)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            optimizer.average()
+        return network
+
+    with (
+        mock.patch("torch.distributed.all_reduce", all_reduce),
+        mock.patch.object(torch.Tensor, "cuda", lambda tensor: tensor),
+        futures.ThreadPoolExecutor(len(SIZES)) as pool,
+    ):
+        return make_result(next(iter(pool.map(train, range(len(SIZES)), *read_data("train")))))
+
+
+def stay(to: Callable) -> Callable:
+    """Returns torch's `to` that stays on the processor."""
+    return lambda self, *args, **kwargs: self if args == ("cuda",) else to(self, *args, **kwargs)
+
+
+def run_fedexp(peer: Peer, ours: Ours) -> Namespace:
+    """Runs FedExP's script."""
+    data, models = types.ModuleType("util_data"), types.ModuleType("util_models")
+    sets = [torch.utils.data.TensorDataset(*map(torch.tensor, pair)) for pair in zip(*read_data("train"), strict=True)]
+    data.get_dataset = lambda *_: (sets, sets[0])
+    models.get_model = lambda *_: Network(ours.network)
+    general = importlib.import_module("util_general")
+    options = {
+        "seed": 0, "algorithm": peer.name, "dataset": "EMNIST", "model": "", "num_clients": len(SIZES),
+        "num_participating_clients": len(SIZES), "num_rounds": ROUNDS - 1, "alpha": 0.0,
+    }  # fmt: skip
+    path = Path(general.__file__).with_name("main.py")
+    source, script = path.read_text(), {"__name__": "__main__"}
+    for old, new in (peer.arguments | EDITS).items():
+        assert old in source
+        source = source.replace(old, new)
+    whole = torch.utils.data.DataLoader
+    with (
+        mock.patch.dict(sys.modules, util_data=data, util_models=models),
+        mock.patch.object(sys, "argv", [path.name, *(f"--{name}={value}" for name, value in options.items())]),
+        mock.patch.object(general, "DataLoader", lambda dataset, **_: whole(dataset, batch_size=len(dataset))),
+        mock.patch.object(torch.Tensor, "to", stay(torch.Tensor.to)),
+        mock.patch.object(torch.nn.Module, "to", stay(torch.nn.Module.to)),
+    ):
+        exec(compile(source, path, "exec"), script)
+    return make_result(script["net_glob"])
+
+
+def run_fair_flearn(peer: Peer, ours: Ours) -> Namespace:
+    """Runs a trainer of fair_flearn."""
+    data = [
+        dict(enumerate({"x": list(x), "y": list(y)} for x, y in zip(*read_data(part), strict=True))) for part in ("train", "test")
+    ]
+    params = {
+        "learning_rate": RATE, "num_rounds": ROUNDS - 1, "num_epochs": EPOCHS, "batch_size": max(SIZES), "eval_every": 1,
+        "log_interval": 1000, "clients_per_round": DRAWN["cohort.size"], "sampling": 1, "data_partition_seed": 0, "seed": 0,
+        "model_params": (), "q": 0,
+    }  # fmt: skip
+    trainer = importlib.import_module(f"flearn.trainers.{peer.module}")
+    learner = lambda *_: Learner(ours.network, RATE)
+    server = trainer.Server(params | peer.arguments, learner, (list(data[0]), [], *data))
+    draws = [(cohort, np.array(server.clients)[cohort]) for cohort in ours.cohorts]
+    with mock.patch.object(server, "select_clients", side_effect=draws):
+        server.train()
+    return make_result(hold(getattr(server, peer.name)))
+
+
+def run_ifca(peer: Peer, ours: Ours) -> Namespace:
+    """Runs IFCA's experiment with MNIST, on our data and networks."""
+    x, y = read_data("train")
+    config = {"m": len(SIZES), "m_test": len(SIZES), "tau": EPOCHS, "num_epochs": ROUNDS, "lr": RATE} | peer.arguments
+    run = importlib.import_module("train_cluster_mnist").TrainMNISTCluster(config | {"m": config["p"]})  # wants a multiple
+    run.config = config
+    run.models = [Network(jax.tree.map(lambda p, j=j: p[j], ours.network)) for j in range(config["p"])]
+    run.dataset = {part: {"cluster_assign": np.zeros(len(SIZES))} for part in ("train", "test")}
+    run.criterion, run.lr, run.result_fname, run.checkpoint_fname = torch.nn.CrossEntropyLoss(), None, "ifca", "ifca.pt"
+    with mock.patch.object(run, "load_data", lambda i, train=True: (torch.tensor(x[i]), torch.tensor(y[i]))):
+        run.run()
+    chosen = pickle.loads(Path("ifca").read_bytes())[-1]["train"]["cluster_assign"]
+    return make_result(models=[run.models[j] for j in chosen])
+
+
+def view_generator(server: Any) -> PyTree:
+    """Returns the weights of FedTGP's server."""
+    return server.generator | {"embedding": server.generator["embedding"].T}
+
+
+def count_steps(server: Any, *_: Any) -> None:
+    """Gives a server of FL-Simulator the local steps of all its clients."""
+    server.local_iteration = EPOCHS
+
+
+def start_at_square(server: Any, *_: Any) -> None:
+    """Starts the second moments of FL-Simulator's FedAdam at the square of epsilon."""
+    server.v += server.args.epsilon**2
+
+
+def start_all_at_square(optimizer: Any, *_: Any, **__: Any) -> None:
+    """Starts the second moments of FL-bench's FedOpt at the square of tau."""
+    for moment in optimizer.velocities:
+        moment += optimizer.tau**2
+
+
+def drop_nesterov(server: Any, *_: Any) -> None:
+    """Takes Nesterov's step from FL-bench's FedAvgM."""
+    server.global_optmizer.param_groups[0]["nesterov"] = False
+
+
+@contextlib.contextmanager
+def split_by_id() -> Iterator[None]:
+    """Makes FL-bench's CFL split a cluster into ids of clients."""
+    server_class = importlib.import_module("src.server.cfl").CFLServer
+    split = server_class.cluster_clients
+
+    def split_ids(server, similarities):
+        ids = next(ids for ids in server.client_clusters if np.array_equal(server.similarity_matrix[ids][:, ids], similarities))
+        return [np.array(ids)[part] for part in split(server, similarities)]
+
+    with mock.patch.object(server_class, "cluster_clients", split_ids):
+        yield
+
+
+def change(target: str, after: Callable) -> pfllib.Change:
+    """Returns `extend` of these arguments, to be entered later."""
+    return functools.partial(extend, target, after=after)
+
+
+SECOND = "second moments start at 0"
+STEPS = "the momentum divides by the steps of client 0, in fractions"
+PARAMS = {"server": lambda server: server.params}
+CASES = {
+    "fedcm": Case(
+        "FL-Simulator",
+        run_fl_simulator,
+        "fedcm",
+        Peer(
+            "",
+            "FedCM",
+            {"alpha": 0.3, "global_learning_rate": 0.5},
+            {"alpha": 0.3, "server_lr": 0.5},
+            fields=DRAWN | DECAYS,
+            departures={STEPS: change("server.FedCM.FedCM.__init__", count_steps)},
+        ),
+    ),
+    "fedsam": Case(
+        "FL-Simulator",
+        run_fl_simulator,
+        "fedsam",
+        Peer("", "FedSAM", {"rho": 0.1}, {"rho": 0.1, "weights": "uniform"}, fields=DRAWN | DECAYS),
+    ),
+    "mofedsam": Case(
+        "FL-Simulator",
+        run_fl_simulator,
+        "fedsam",
+        Peer(
+            "",
+            "MoFedSAM",
+            {"rho": 0.1, "alpha": 0.3},
+            {"rho": 0.1, "beta": 0.3},
+            fields=DRAWN | DECAYS,
+            departures={STEPS: change("server.MoFedSAM.MoFedSAM.__init__", count_steps)},
+        ),
+    ),
+    "fedspeed": Case(
+        "FL-Simulator",
+        run_fl_simulator,
+        "fedspeed",
+        Peer("", "FedSpeed", {"rho": 0.1, "lamb": 0.5}, {"rho": 0.1, "alpha": 0.5, "dual_mean": "all"}, fields=DRAWN | DECAYS),
+    ),
+    "feddyn": Case(
+        "FL-Simulator", run_fl_simulator, "feddyn", Peer("", "FedDyn", {"lamb": 0.5}, {"alpha": 0.5}, fields=DRAWN | DECAYS)
+    ),
+    "fedadam": Case(
+        "FL-Simulator",
+        run_fl_simulator,
+        "fedopt",
+        Peer(
+            "",
+            "FedAdam",
+            {"beta1": 0.9, "beta2": 0.99, "epsilon": 0.01, "global_learning_rate": 0.1},
+            {"server": "adam", "b1": 0.9, "b2": 0.99, "tau": 0.01, "server_lr": 0.1},
+            fields=DRAWN | DECAYS,
+            departures={SECOND: change("server.FedAdam.FedAdam.__init__", start_at_square)},
+        ),
+    ),
+    **{
+        f"fed{server}_bench": Case(
+            "FL-bench",
+            run_fl_bench,
+            "fedopt",
+            Peer(
+                "fedopt",
+                "FedOptServer",
+                {"type": server, "beta1": 0.9, "beta2": 0.99, "server_lr": 0.1, "tau": 0.01},
+                {"server": server, "b1": 0.9, "b2": 0.99, "server_lr": 0.1, "tau": 0.01, "weights": "samples"},
+                fields=DRAWN,
+                departures={SECOND: change("src.server.fedopt.AdaptiveOptimizer.__init__", start_all_at_square)},
+            ),
+        )
+        for server in ("adam", "yogi", "adagrad")
+    },
+    "fedavgm_bench": Case(
+        "FL-bench",
+        run_fl_bench,
+        "fedopt",
+        Peer(
+            "fedavgm",
+            "FedAvgMServer",
+            {"server_momentum": 0.5},
+            {"server": "momentum", "b1": 0.5, "weights": "samples"},
+            fields=DRAWN,
+            departures={"momentum is Nesterov's": change("src.server.fedavgm.FedAvgMServer.__init__", drop_nesterov)},
+        ),
+    ),
+    "cfl": Case(
+        "FL-bench",
+        run_fl_bench,
+        "cfl",
+        Peer(
+            "cfl",
+            "CFLServer",
+            {"eps_1": 10.0, "eps_2": 0.0, "min_cluster_size": 2, "start_clustering_round": 0},
+            {"mean_norm": 10.0, "client_norm": 0.0, "first_split": 0, "linkage": "complete"},
+            server=None,
+            client=lambda sent, own: sent.params,
+            fields={"optimizer.lr": 1.0},
+            departures={"parts of a cluster are places in it, taken for clients": split_by_id},
+        ),
+    ),
+    "fedtgp": Case(
+        "HtFLlib/system",
+        run_htfllib,
+        "fedtgp",
+        Peer(
+            "servertgp",
+            "FedTGP",
+            {"lamda": 2.0, "server_epochs": 10, "margin_threthold": 100.0},
+            {"lam": 2.0, "server_lr": RATE, "server_epochs": 10, "server_batch": 10 * len(SIZES), "margin": 100.0},
+            server=view_generator,
+            client=lambda sent, own: own.params,
+            fields=DRAWN,
+            departures={
+                "prototypes are of the model before training": change(
+                    "flcore.clients.clienttgp.clientTGP.train", lambda client: client.collect_protos()
+                )
+            },
+        ),
+    ),
+    "fednova_momentum": Case(
+        "FedNova",
+        run_fednova,
+        "fednova",
+        Peer(
+            "",
+            "",
+            {"momentum": 0.5, "gmf": 0.5},
+            {"server_momentum": 0.5},
+            fields={"optimizer.momentum": 0.5, "clients.epochs": "from_csv(path='clients.csv')"},
+        ),
+    ),
+    "fednova_proximal": Case(
+        "FedNova",
+        run_fednova,
+        "fednova",
+        Peer(
+            "",
+            "",
+            {"mu": 0.5, "gmf": 0.0},
+            {"mu": 0.5, "tau_eff": "mean_steps"},
+            fields={"clients.epochs": "from_csv(path='clients.csv')"},
+        ),
+    ),
+    "fedexp": Case(
+        "FedExP",
+        run_fedexp,
+        "fedexp",
+        Peer(
+            "",
+            "fedexp",
+            {"epsilon_fedexp = 0.1": "epsilon_fedexp = 0.001"},
+            {"eps": 0.001 * len(SIZES), "weights": "samples", "epochs": FEDEXP_STEPS},
+            fields=FEDEXP,
+            departures={
+                "epsilon decays": functools.partial(
+                    mock.patch.dict, EDITS, {"epsilon = decay*decay*epsilon": "epsilon = epsilon_algs[alg]"}
+                )
+            },
+        ),
+    ),
+    "fedavgm_fedexp": Case(
+        "FedExP",
+        run_fedexp,
+        "fedopt",
+        Peer(
+            "",
+            "fedavgm",
+            {"eta_l_fedavgm = 0.316": "eta_l_fedavgm = 0.1"},
+            {"server": "momentum", "b1": 0.9, "weights": "samples", "epochs": FEDEXP_STEPS},
+            fields=FEDEXP,
+        ),
+    ),
+    "qfedavg": Case(
+        "fair_flearn",
+        run_fair_flearn,
+        "qfedavg",
+        Peer("qffedavg", "latest_model", {"q": 1.5}, {"q": 1.5}, fields=DRAWN, **PARAMS),
+    ),
+    "afl": Case(
+        "fair_flearn",
+        run_fair_flearn,
+        "afl",
+        Peer(
+            "afl",
+            "resulting_model",
+            {"learning_rate_lambda": 0.1},
+            {"ascent_lr": 0.1, "epochs": 1},
+            server=lambda server: server.average.params,
+        ),
+    ),
+    "ifca": Case(
+        "ifca/mnist",
+        run_ifca,
+        "ifca",
+        Peer(
+            "",
+            "",
+            {"p": 2},
+            {"clusters": 2},
+            server=None,
+            client=lambda sent, own: aggregators.take_row(sent, own).params,
+            network=lambda state: state.server.params,
+        ),
+    ),
+}
+
+
+def main(checkouts: str, *cases: str) -> None:
+    """Compares cases, by default all."""
+    hydra = mock.MagicMock()
+    hydra.HydraConfig.get.return_value.runtime.output_dir = "out"
+    stubs = {name: mock.MagicMock() for name in STUBS} | {"hydra.core.hydra_config": hydra}
+    importlib.import_module("torch._dynamo")  # looks at what the stubs lack
+    folder = Path(checkouts).resolve()
+    with tempfile.TemporaryDirectory() as scratch, mock.patch.dict(sys.modules, stubs):
+        pfllib.write_data(Path(scratch) / "dataset" / NAME)
+        (Path(scratch) / "system").mkdir()
+        os.chdir(Path(scratch) / "system")  # HtFLlib's paths are relative to it
+        Path("clients.csv").write_text("\n".join(["epochs", *map(str, UNEVEN)]) + "\n")
+        for name in cases or CASES:
+            case = CASES[name]
+            ours = pfllib.run_ours(case.method, case.peer, Path(scratch) / "dataset")
+            with import_from(folder / case.code):
+                pfllib.compare_all(name, case.peer, ours, functools.partial(run_quietly, case.run))
+
+
+def run_quietly(run: Callable[[Peer, Ours], Any], peer: Peer, ours: Ours) -> Any:
+    """Runs released code from fixed seeds, without its output."""
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(0)
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+        warnings.catch_warnings(action="ignore"),
+    ):
+        return run(peer, ours)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
