@@ -311,15 +311,14 @@ def _warn_of_outputs_and_weights(model: Model, kind: type, example: jax.ShapeDty
     if model.name in names:
         return
     try:
-        net = jax.eval_shape(model.init, jax.random.key(0))
+        init, net = jax.make_jaxpr(model.init, return_shape=True)(jax.random.key(0))
         jaxpr = jax.make_jaxpr(lambda net, x: model.apply(net, x)[0]["logits"])(net, example).jaxpr
-        reads_key = _reads_inputs(jax.make_jaxpr(model.init)(jax.random.key(0)).jaxpr)
     except Exception:  # somebody else's code, which may be called in another way
         return
     names.add(model.name)
     if end := _find_end(jaxpr):
         log.warning("model %r ends in a %s: losses and scores take logits, which are its inputs", model.name, end)
-    if not reads_key:
+    if not _reads_inputs(init.jaxpr):
         log.warning(
             "model %r begins with the same weights for every seed; if they should differ, draw them from the rngs= that its "
             "constructor may take",

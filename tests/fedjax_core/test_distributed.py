@@ -40,7 +40,7 @@ def test_what_a_cluster_does_not_say_is_one_line(monkeypatch, raised, said):
     "address", ["", "localhost", "8476", ":8476", "host0:", "host0:0", "host0:99999", "host0:port", "http://host0:8476", "::1:8476"]
 )
 def test_an_address_without_host_and_port_is_refused(address):
-    """With an empty one each process would run alone; with others jax waits for minutes, or ends by a signal."""
+    """Refuses an empty one, with which each process would run alone, and others, with which jax waits or ends by a signal."""
     with pytest.raises(ValueError, match=rf"--coordinator={address} must be HOST:PORT, with a port in \[1, 65535\]"):
         distributed.check_process_flags(False, address, 2, 0)
 

@@ -26,7 +26,7 @@ import threading
 import types
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,6 +52,7 @@ STUBS = (  # imported, and not needed
     "ray.actor", "tensorflow", "torchvision", "torchvision.datasets", "torchvision.io", "torchvision.io.image",
     "torchvision.models", "torchvision.transforms", "visdom",
 )  # fmt: skip
+NOTHING: Mapping[str, pfllib.Change] = types.MappingProxyType({})
 EDITS: dict[str, str] = {}  # of FedExP's script, while a departure is taken back
 
 
@@ -388,63 +389,41 @@ def change(target: str, after: Callable) -> pfllib.Change:
     return functools.partial(extend, target, after=after)
 
 
+def take_simulator(
+    name: str, method: str, arguments: dict[str, Any], options: dict[str, Any], departures: Mapping[str, pfllib.Change] = NOTHING
+) -> Case:
+    """Returns a case of FL-Simulator, where some clients take part in a round."""
+    peer = Peer("", name, arguments, options, fields=DRAWN | DECAYS, departures=departures)
+    return Case("FL-Simulator", run_fl_simulator, method, peer)
+
+
 SECOND = "second moments start at 0"
 STEPS = "the momentum divides by the steps of client 0, in fractions"
 PARAMS = {"server": lambda server: server.params}
 CASES = {
-    "fedcm": Case(
-        "FL-Simulator",
-        run_fl_simulator,
+    "fedcm": take_simulator(
+        "FedCM",
         "fedcm",
-        Peer(
-            "",
-            "FedCM",
-            {"alpha": 0.3, "global_learning_rate": 0.5},
-            {"alpha": 0.3, "server_lr": 0.5},
-            fields=DRAWN | DECAYS,
-            departures={STEPS: change("server.FedCM.FedCM.__init__", count_steps)},
-        ),
+        {"alpha": 0.3, "global_learning_rate": 0.5},
+        {"alpha": 0.3, "server_lr": 0.5},
+        {STEPS: change("server.FedCM.FedCM.__init__", count_steps)},
     ),
-    "fedsam": Case(
-        "FL-Simulator",
-        run_fl_simulator,
+    "fedsam": take_simulator("FedSAM", "fedsam", {"rho": 0.1}, {"rho": 0.1, "weights": "uniform"}),
+    "mofedsam": take_simulator(
+        "MoFedSAM",
         "fedsam",
-        Peer("", "FedSAM", {"rho": 0.1}, {"rho": 0.1, "weights": "uniform"}, fields=DRAWN | DECAYS),
+        {"rho": 0.1, "alpha": 0.3},
+        {"rho": 0.1, "beta": 0.3},
+        {STEPS: change("server.MoFedSAM.MoFedSAM.__init__", count_steps)},
     ),
-    "mofedsam": Case(
-        "FL-Simulator",
-        run_fl_simulator,
-        "fedsam",
-        Peer(
-            "",
-            "MoFedSAM",
-            {"rho": 0.1, "alpha": 0.3},
-            {"rho": 0.1, "beta": 0.3},
-            fields=DRAWN | DECAYS,
-            departures={STEPS: change("server.MoFedSAM.MoFedSAM.__init__", count_steps)},
-        ),
-    ),
-    "fedspeed": Case(
-        "FL-Simulator",
-        run_fl_simulator,
-        "fedspeed",
-        Peer("", "FedSpeed", {"rho": 0.1, "lamb": 0.5}, {"rho": 0.1, "alpha": 0.5, "dual_mean": "all"}, fields=DRAWN | DECAYS),
-    ),
-    "feddyn": Case(
-        "FL-Simulator", run_fl_simulator, "feddyn", Peer("", "FedDyn", {"lamb": 0.5}, {"alpha": 0.5}, fields=DRAWN | DECAYS)
-    ),
-    "fedadam": Case(
-        "FL-Simulator",
-        run_fl_simulator,
+    "fedspeed": take_simulator("FedSpeed", "fedspeed", {"rho": 0.1, "lamb": 0.5}, {"rho": 0.1, "alpha": 0.5, "dual_mean": "all"}),
+    "feddyn": take_simulator("FedDyn", "feddyn", {"lamb": 0.5}, {"alpha": 0.5}),
+    "fedadam": take_simulator(
+        "FedAdam",
         "fedopt",
-        Peer(
-            "",
-            "FedAdam",
-            {"beta1": 0.9, "beta2": 0.99, "epsilon": 0.01, "global_learning_rate": 0.1},
-            {"server": "adam", "b1": 0.9, "b2": 0.99, "tau": 0.01, "server_lr": 0.1},
-            fields=DRAWN | DECAYS,
-            departures={SECOND: change("server.FedAdam.FedAdam.__init__", start_at_square)},
-        ),
+        {"beta1": 0.9, "beta2": 0.99, "epsilon": 0.01, "global_learning_rate": 0.1},
+        {"server": "adam", "b1": 0.9, "b2": 0.99, "tau": 0.01, "server_lr": 0.1},
+        {SECOND: change("server.FedAdam.FedAdam.__init__", start_at_square)},
     ),
     **{
         f"fed{server}_bench": Case(

@@ -107,7 +107,7 @@ def test_a_state_that_cannot_be_written_ends_the_round_after_in_one_line(monkeyp
 
 
 def test_a_file_that_may_not_be_as_large_as_the_states_is_named(monkeypatch):
-    """As under `ulimit -f`."""
+    """Names the file where it may not grow, as under `ulimit -f`."""
 
     def refuse(*arguments):
         raise OSError(27, "File too large")
