@@ -205,7 +205,8 @@ class Simulator:
         view = compiled.programs.view[g]
         plain, personal = view(arrays, state, initial, compiled.put(ids), states, touched, trained)
         by_model = {name: plain if name == "global" else personal for name in spec.abstract_algorithm(g).predict}
-        task, examples = spec.groups[g].task.bind(compiled.device_arrays.tasks[g], state.round), spec.data.train.x
+        round_num = compiled.put(jax.device_get(state.round))  # a copy: rounds that follow consume the state, not the view
+        task, examples = spec.groups[g].task.bind(compiled.device_arrays.tasks[g], round_num), spec.data.train.x
 
         def predict(name: str, holds: Holdings, x: PyTree, arrays: DeviceArrays | None = None):
             registry.check_choice("model", name, by_model)
@@ -213,7 +214,7 @@ class Simulator:
                 check_inputs(x, examples.shape[1:], examples.dtype)
             compiled = self.compiled  # by now it may be another plan's
             arrays = compiled.device_arrays if arrays is None else arrays
-            return compiled.programs.predict[g](arrays, state.round, name, holds, x)
+            return compiled.programs.predict[g](arrays, round_num, name, holds, x)
 
         return ClientView(client, task, by_model, predict)
 

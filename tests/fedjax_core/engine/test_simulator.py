@@ -104,6 +104,21 @@ class ConsumedTest(chex.TestCase):
         again, _ = sim.run_rounds(copied, 1)
         chex.assert_trees_all_equal(again, after)
 
+    def test_a_view_outlives_its_state(self):
+        """Also where a predictor reads the round."""
+
+        def build(task):
+            predict = lambda sent, client, x: {"logits": jnp.full((len(x), task.classes), client["rounds"] + task.round_num)}
+            return tally(task, predict={"personal": predict})
+
+        sim = simulate(build)
+        state, _ = sim.run_rounds(sim.init(0), 2)
+        view, x = sim.client_view(state, 3), sim.spec.data.test.x[:2]
+        before = view.predict("personal", view.holds["personal"], x)
+        sim.run_rounds(state, 2)
+        chex.assert_trees_all_equal(view.predict("personal", view.holds["personal"], x), before)
+        self.assertEqual(view.task.round_num, 2)
+
 
 class OtherStateTest(chex.TestCase):
     def test_a_state_of_another_simulation_is_named(self):
