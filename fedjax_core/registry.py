@@ -66,9 +66,9 @@ ENTRY_POINT_GROUPS = {  # by kind
 PYTHON_ARGUMENTS = {"method": "method", "model": "model", "loss": "loss", "score": "scores"}  # of `experiment.build`, by kind
 IMPORT_PATH = re.compile(r"(?P<module>.+\.py|[^\W\d]\w*(\.\w+)*):(?P<name>[^\W\d]\w*)")
 _CALL = re.compile(r"\s*[\w.:]+\s*\(\s*[^\W\d]\w*\s*=")  # how name(option=... begins
-_RECORDS: list[list[tuple[Callable, str]]] = []
 _SIGNATURES: weakref.WeakKeyDictionary[Callable, tuple[dict[str, inspect.Parameter], bool]] = weakref.WeakKeyDictionary()
 _REGISTERED: dict[tuple[str, str], Callable] = {}
+_records: contextvars.ContextVar[tuple[list[tuple[Callable, str]], ...]] = contextvars.ContextVar("lists of lookups", default=())
 _refusal: contextvars.ContextVar[str | None] = contextvars.ContextVar("why nothing is imported", default=None)
 
 
@@ -245,15 +245,15 @@ def record_lookups() -> Iterator[list[tuple[Callable, str]]]:
     """Yields a list that collects (function, origin) of every lookup inside the context that is not
     built in."""
     record: list[tuple[Callable, str]] = []
-    _RECORDS.append(record)
+    token = _records.set((*_records.get(), record))
     try:
         yield record
     finally:
-        _RECORDS.remove(record)
+        _records.reset(token)
 
 
 def _record(function: Callable, origin: str) -> tuple[Callable, str]:
-    for record in _RECORDS:
+    for record in _records.get():
         record.append((function, origin))
     return function, origin
 

@@ -165,6 +165,16 @@ def test_names_from_outside(brought, spec, origin):
         registry.resolve_spec("method", spec.replace("2", "'x'"), {})
 
 
+def test_lookups_are_recorded_by_all_around_them(brought):
+    """As where a module that a config names resolves a config while it is imported."""
+    with registry.record_lookups() as outer:
+        with registry.record_lookups() as inner:
+            dye, _ = registry.find_builder("method", "dyes_of_mine:dye", {})
+        dyed, _ = registry.find_builder("method", "dyes_of_mine:Dyed", {})
+    assert inner == [(dye, "dyes_of_mine")]
+    assert outer == [(dye, "dyes_of_mine"), (dyed, "dyes_of_mine")]
+
+
 def test_a_folder_does_not_hide_an_installed_module(brought, monkeypatch):
     """`new method NAME`, installed as editable, is found from the folder above it."""
     project = brought / "above" / "dyes_of_mine"
