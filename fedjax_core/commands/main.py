@@ -141,9 +141,9 @@ def _keep_traceback(error: BaseException, arguments: Sequence[str]) -> str:
     """Writes the traceback to a file, and returns a sentence that names it."""
     text = "".join(traceback.format_exception(error))
     text = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}  {' '.join(arguments)}\n\n{text}"
-    for folder in (_find_workdir(arguments), None):
+    for find_folder in (lambda: _find_workdir(arguments), lambda: None):
         with contextlib.suppress(OSError):
-            return f"the traceback is in {_write_traceback(text, folder)}"
+            return f"the traceback is in {_write_traceback(text, find_folder())}"
     return f"the traceback could not be written ({traceback.extract_tb(error.__traceback__)[-1]})"
 
 
@@ -161,7 +161,7 @@ def _write_traceback(text: str, folder: Path | None) -> Path:
 
 
 def _find_workdir(arguments: Sequence[str]) -> Path | None:
-    """Returns the directory that --workdir names, if it holds a run or a table."""
+    """Returns the directory that --workdir names, if it holds a run or a table; OSError if it cannot be looked into."""
     for index, word in enumerate(arguments):
         name, equals, value = word.partition("=")
         if name in ("--workdir", "-workdir"):

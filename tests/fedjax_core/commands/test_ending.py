@@ -52,7 +52,8 @@ def test_without_a_run_the_traceback_is_a_temporary_file(command, tmp_path, caps
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     other = tmp_path / "thesis"
     other.mkdir()
-    for arguments in ([], ["--workdir", str(other)], ["--workdir"], [f"--workdir={tmp_path / 'none'}"]):
+    too_long = "a" * 300  # for a name of the file system
+    for arguments in ([], ["--workdir", str(other)], ["--workdir"], [f"--workdir={tmp_path / 'none'}"], [f"--workdir={too_long}"]):
         assert command(raises(KeyError("a")), *arguments) == 1
         file = Path(re.findall(r"the traceback is in (\S+)\n", capsys.readouterr().err)[0])
         assert file.parent == tmp_path
