@@ -97,9 +97,13 @@ def readable_time(seconds: float) -> str:
 
 
 def readable_size(count: float) -> str:
-    """Returns a number of bytes such as "1.2 MB"."""
+    """Returns a number of bytes with three digits.
+
+    >>> readable_size(999), readable_size(999_600), readable_size(1_200_000)
+    ('999 bytes', '1 MB', '1.2 MB')
+    """
     for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
+        if count < 999.5:  # which has three digits
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
