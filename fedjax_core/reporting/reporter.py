@@ -136,13 +136,14 @@ class Reporter:
         *before, last = read_records(file)
         if self._lines is not None:
             self._lines.close()
-        write_text(file, format_json_lines([*before, last | to_json_values(scores)]))
+        record = last | dict(scores)
+        write_text(file, format_json_lines([*before, record]))
         self._lines = JsonLinesFile(file)
         if self._wants_events and self._events is None:
             self._events = TensorBoardWriter(self.path / TENSORBOARD, self._round)
         if self._events is not None:
-            self._events.add({"round": last["round"]} | to_json_values(scores))
-        self._show(last | to_json_values(scores))
+            self._events.add({"round": last["round"], **scores})
+        self._show(record)
 
     def note(self, **facts: Any) -> None:
         """Adds facts to the summary and the closing table.

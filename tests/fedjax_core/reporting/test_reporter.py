@@ -193,6 +193,19 @@ def test_numbers_that_are_not(tmp_path):
     assert math.isnan(entry["mean_last_k"])
 
 
+def test_scores_added_to_a_record_may_be_undefined(tmp_path):
+    """As those of an evaluation that an earlier start did not end."""
+    said: list[str] = []
+    with Reporter(tmp_path, 1, console=said.append) as reporter:
+        reporter.log(record(1))
+        reporter.add_scores({"test/global/r2": math.nan, "test/global/loss": 0.5})
+    assert said[0].startswith("round 1/1  test/global/r2 nan")
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["test/global/r2"] == "NaN"
+    shown = scalars(tmp_path / "tensorboard")
+    assert math.isnan(shown["test/global/r2"][1])
+    assert shown["test/global/loss"] == {1: 0.5}
+
+
 def test_lines_of_text_where_there_is_no_terminal(tmp_path, monkeypatch):
     said: list[str] = []
     monkeypatch.setattr("fedjax_core.reporting.reporter.LINE_SECONDS", 0)
