@@ -133,7 +133,7 @@ def draw_cohorts(
         slots = spec.group_slots(g)
         if len(spec.groups) > 1:
             is_member = arrays.slots[g][ids] < len(group.clients)
-            is_member = jnp.where(ids < 0, g == 0, is_member)  # an invalid id is in group 0, whose record `_check_drawn` refuses
+            is_member = jnp.where(ids < 0, g == 0, is_member)  # an invalid id is in group 0
             chosen = client_sampling.select_members(ids, is_member, population, slots)
         else:
             chosen = jnp.pad(ids, (0, slots - len(ids)), constant_values=population)
@@ -143,6 +143,7 @@ def draw_cohorts(
         elif spec.dropout:
             stays = client_sampling.draw_stays(stream_key(key_data, "dropout", round_num), chosen, spec.dropout)
             examples = jnp.where(stays, examples, 0)
+        examples = jnp.where(chosen < 0, 1, examples)  # so that the record has an invalid id, which `_check_drawn` refuses
         order = client_loop.arrange(examples, spec.plan_of(g), spec.by_size)
         cohort = Cohort(chosen[order], examples[order])
         drawn.append((cohort, arrays.slots[g][cohort.ids]))
