@@ -328,5 +328,5 @@ def test_what_is_no_cohort_is_refused(first, message):
 
 def test_an_id_of_no_client_is_refused_even_if_it_drops_out():
     simulation = simulate(f"{__file__}:Wrong(first=-3)", dropout=0.999)
-    with pytest.raises(ValueError, match="cohort.sampling: draw returned client -3"):
+    with pytest.raises(ValueError, match=r"cohort\.sampling: draw returned client -3"):
         simulation.run_rounds(simulation.init(0), 1)
