@@ -29,10 +29,10 @@ from fedjax_core.run.early_stopping import SELECTED, find_selected_round
 from fedjax_core.storage import signature
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.json_files import lists_to_tuples, read_json
-from fedjax_core.storage.workdir import BEGUN_HERE, CHECKPOINTS, CONFIG, DATA, RECORDED, RUN
+from fedjax_core.storage.workdir import BEGUN_HERE, CHECKPOINTS, CONFIG, DATA, RUN, RUN_SCHEMA
 
-_NEEDED = {"method": dict, "models": list, "data": dict, "evaluation": dict, "plan": dict}  # what `load` reads of config.json
-_CHOSEN = RECORDED | {"partition": {"hash": str}, "privacy?": {"noise_multiplier?": float}}
+_CONFIG_SCHEMA = {"method": dict, "models": list, "data": dict, "evaluation": dict, "plan": dict}  # of config.json, for `load`
+_RUN_SCHEMA = RUN_SCHEMA | {"partition": {"hash": str}, "privacy?": {"noise_multiplier?": float}}
 log = logging.getLogger("fedjax_core")
 COMPILATION_CACHE = os.path.join("~", ".cache", "fedjax_core", "jax")  # where commands keep compiled programs
 
@@ -143,7 +143,7 @@ def read_recorded_privacy(config: Config, workdir: str | os.PathLike, fresh: boo
     if jax.process_index() == 0:
         with contextlib.suppress(OSError, ValueError):
             if not starts_afresh(workdir, complete_config(config), fresh):
-                recorded = read_json(Path(workdir) / RUN, _CHOSEN).get("privacy")
+                recorded = read_json(Path(workdir) / RUN, _RUN_SCHEMA).get("privacy")
     return distributed.broadcast_from_process_0(recorded)
 
 
@@ -174,7 +174,7 @@ def load(
       OSError: the directory holds no run, or cannot be read.
     """
     folder = Path(workdir).expanduser()
-    saved_config, recorded = read_json(folder / CONFIG, _NEEDED), read_json(folder / RUN, _CHOSEN)
+    saved_config, recorded = read_json(folder / CONFIG, _CONFIG_SCHEMA), read_json(folder / RUN, _RUN_SCHEMA)
     with guard_imports(folder, saved_config, recorded, trust):
         config: Config = ConfigDict(lists_to_tuples(saved_config))
         _drop_unknown_fields(config, folder / CONFIG)

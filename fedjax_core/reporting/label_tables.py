@@ -20,7 +20,7 @@ import numpy as np
 from fedjax_core.atomic_files import encode_csv_line, open_text, reword_os_errors, write_blocks
 from fedjax_core.reporting.evenly_spaced import space_evenly
 from fedjax_core.storage.json_files import read_json
-from fedjax_core.storage.workdir import RECORDED, RUN
+from fedjax_core.storage.workdir import RUN, RUN_SCHEMA
 
 FILE = "label_table.csv"
 READ = 10_000  # clients read for figures
@@ -108,7 +108,7 @@ def read_partition(folder: str | os.PathLike) -> dict[str, Any]:
       ValueError: run.json is malformed.
     """
     folder = Path(folder)
-    records = read_json(folder / RUN, RECORDED) if (folder / RUN).exists() else {}
+    records = read_json(folder / RUN, RUN_SCHEMA) if (folder / RUN).exists() else {}
     record = dict(records.get("partition", {}))
     if {"whole", "number"} <= record.keys() and (folder / record["whole"]).exists():
         with reword_os_errors("read", folder / record["whole"]), open_text(folder / record["whole"]) as opened:

@@ -27,14 +27,24 @@ from fedjax_core.reporting import reporter as report
 from fedjax_core.storage.checkpoints import Checkpoints
 from fedjax_core.storage.client_state_files import choose_parts_to_rewrite
 from fedjax_core.storage.json_files import read_json, to_json_values
-from fedjax_core.storage.workdir import CHECKPOINTS, CONFIG, DATA, INCIDENTAL, RECORDED, RUN, WorkDir, compare_configs, diff_configs
+from fedjax_core.storage.workdir import (
+    CHECKPOINTS,
+    CONFIG,
+    DATA,
+    INCIDENTAL,
+    RUN,
+    RUN_SCHEMA,
+    WorkDir,
+    compare_configs,
+    diff_configs,
+)
 
 MAY_DIFFER = (  # fields of a config that a resumed run may change
     *(*INCIDENTAL, "rounds"),
     *(f"evaluation.{field}" for field in ("every", "batch", "patience", "until")),
 )
 SHARING_SECONDS = 5.0  # until a file that process 0 has made must be seen by the others
-_HOLD = {"plan?": ({"hold?": (str, type(None))}, type(None))}  # schema of a config for `check_same_hold`
+_HOLD_SCHEMA = {"plan?": ({"hold?": (str, type(None))}, type(None))}  # of config.json, for `check_same_hold`
 
 
 def open_workdir(directory: str | Path, config: Mapping[str, Any], fresh: bool) -> WorkDir:
@@ -332,7 +342,7 @@ def read_recorded_plan(directory: str | Path, config: Mapping[str, Any], fresh: 
     try:
         if starts_afresh(directory, config, fresh):
             return None
-        recorded = read_json(Path(directory) / RUN, RECORDED).get("plan")
+        recorded = read_json(Path(directory) / RUN, RUN_SCHEMA).get("plan")
     except (OSError, ValueError):
         return None
     return None if recorded is None or recorded["devices"] > jax.device_count() else _plan(recorded)
@@ -438,7 +448,7 @@ def check_same_hold(simulation: Simulator, directory: str | Path) -> None:
     """
 
     def read() -> str | None:
-        schemas = {Path(directory) / RUN: RECORDED, Path(directory) / CONFIG: _HOLD}
+        schemas = {Path(directory) / RUN: RUN_SCHEMA, Path(directory) / CONFIG: _HOLD_SCHEMA}
         records, config = [read_json(file, schema) if file.exists() else {} for file, schema in schemas.items()]
         return records.get("placement", {}).get("hold") or (config.get("plan") or {}).get("hold")
 

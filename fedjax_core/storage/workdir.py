@@ -49,7 +49,7 @@ WRITTEN = (  # the other files of a run; a restart deletes these and nothing els
     *("accuracy.csv", "partition.csv"),
 )
 FILE_DIGESTS = ("code", "weights", "model_files", "method_files")  # entries of run.json with digests of files by name
-RECORDED = {  # the schema of run.json
+RUN_SCHEMA = {  # of run.json, for `read_json`
     "partition?": {
         "hash": str,
         "class_names?": [str],
@@ -324,16 +324,6 @@ class WorkDir:
             )
         return allowed
 
-    @property
-    def metrics(self) -> Path:
-        """The file of JSON lines that `reporter.py` writes."""
-        return self.path / METRICS
-
-    @property
-    def checkpoints(self) -> Path:
-        """The directory of the checkpoints."""
-        return self.path / CHECKPOINTS
-
     def record(self, name: str, value: Mapping[str, Any]) -> None:
         """Stores a choice of this run, such as "plan", in run.json for later starts."""
         if self.writer:
@@ -348,7 +338,7 @@ class WorkDir:
         if self._cached_records is not None:
             return self._cached_records
         file = self.path / RUN
-        records = read_json(file, RECORDED) if file.exists() else {}
+        records = read_json(file, RUN_SCHEMA) if file.exists() else {}
         if self.writer:
             self._cached_records = records
         return records

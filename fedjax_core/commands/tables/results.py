@@ -27,7 +27,7 @@ from fedjax_core.reporting.rounds_to_target import interpolate_crossing
 from fedjax_core.reporting.summary import CLOCK, collect_history, summarize_records
 from fedjax_core.run import MAY_DIFFER, check_inputs, check_partition
 from fedjax_core.storage.json_files import read_json, to_json_values
-from fedjax_core.storage.workdir import CONFIG, DATA, RECORDED, RUN, compare_configs
+from fedjax_core.storage.workdir import CONFIG, DATA, RUN, RUN_SCHEMA, compare_configs
 
 _SUMMARY_FORM = {"rounds": int, "facts": dict}  # fields of summary.json that say whether a run is over
 _RESULT_FORM = {"rounds": int, "facts": {"bytes_down": float, "bytes_up": float}}  # and what a table takes of one that is
@@ -397,7 +397,7 @@ class TableData:
     def _read_recorded(self, cell: Cell) -> dict[str, Any]:
         """Returns a run's record of its data; empty if it has none."""
         path = cell.workdir(self._folder) / RUN
-        return read_json(path, RECORDED) if path.exists() else {}
+        return read_json(path, RUN_SCHEMA) if path.exists() else {}
 
     def _compute_digests(self, cell: Cell, by_columns: bool) -> dict[str, str]:
         with Beat(f"reading the data of {cell.column}", self._say):

@@ -18,7 +18,7 @@ from fedjax_core.reporting.plots import style
 from fedjax_core.reporting.score_labels import axis_label, describe_score, is_accuracy
 from fedjax_core.reporting.summary import CLOCK
 from fedjax_core.storage.json_files import flatten, read_json
-from fedjax_core.storage.workdir import CONFIG, FILE_DIGESTS, INCIDENTAL, METRICS, RECORDED, RUN, is_within
+from fedjax_core.storage.workdir import CONFIG, FILE_DIGESTS, INCIDENTAL, METRICS, RUN, RUN_SCHEMA, is_within
 
 BAND = "mean and standard deviation over seeds"
 _IGNORED = ("seed", "data.seed", *INCIDENTAL)  # config fields that may differ between seeds of one experiment
@@ -153,7 +153,7 @@ def _read_key_and_seeds(folder: Path) -> tuple[Any, Any]:
         return folder, None
     config = flatten(read_json(file, _CONFIG))
     kept = {name: value for name, value in config.items() if value is not None and not is_within(name, _IGNORED)}
-    records = read_json(folder / RUN, RECORDED) if (folder / RUN).exists() else {}
+    records = read_json(folder / RUN, RUN_SCHEMA) if (folder / RUN).exists() else {}
     files = {name: value for name, value in records.items() if name.startswith(_SHARED)}
     return repr((sorted(kept.items()), sorted(flatten(files).items()))), (config.get("seed"), config.get("data.seed"))
 

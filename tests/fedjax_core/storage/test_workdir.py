@@ -306,7 +306,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path):
     base = sys.argv[1]
     run = WorkDir.open(f"{base}/run", {})
     run.record("plan", {"chunk": 1})
-    lines = JsonLinesFile(run.metrics)
+    lines = JsonLinesFile(run.path / "metrics.jsonl")
     lines.append({"round": 1})
     resource.setrlimit(resource.RLIMIT_FSIZE, (40, resource.RLIM_INFINITY))
     def attempt(call, *arguments):
