@@ -45,37 +45,54 @@ def ignore_progress(what: str, done: int, total: int) -> None:
 
 def evaluate(compiled: CompiledPlan, state: State, watch: Watch = ignore_progress) -> EvaluationResult:
     """Returns all scores of the configured scopes except "post_local"."""
-    spec, round_num = compiled.spec, int(jax.device_get(state.round))
-    scopes, y = spec.evaluation.scopes, spec.data.train.y
+    spec, round_num, scopes = compiled.spec, int(jax.device_get(state.round)), set(compiled.spec.evaluation.scopes)
     metrics, by_client = {}, None
     if scores_server(spec):
         metrics |= _evaluate_server(compiled, state, round_num, watch)
-    if {"own", "all"} & set(scopes):
-        ids = spec.scored_clients()
-        by_client = evaluation_step.ClientScores(ids, spec.host_arrays.test_size[ids], {})
-        for scope, models in score_clients(compiled, state, watch).items():
-            divergence.raise_if_scores_diverged(models, ids, SCORED_EXAMPLES[scope], round_num, y)
-            for model, score in models.items():
-                prefix = f"validation/{model}/own" if scope == "validation" else f"test/{model}/{scope}"
-                metrics |= evaluation_step.client_statistics(prefix, score)
-                by_client.scores.update(_client_values(prefix, score))
+    if scopes & {"own", "all"}:
+        of_clients, by_client = _evaluate_clients(compiled, state, round_num, watch)
+        metrics |= of_clients
     if "unseen" in scopes:
-        assert spec.data.unseen is not None
-        models = score_unseen(compiled, state, watch)
-        where = "its test examples, as one that never trained,"
-        divergence.raise_if_scores_diverged(models, spec.data.unseen.ids, where, round_num, y)
-        values = {}
-        for model, score in models.items():
-            metrics |= evaluation_step.client_statistics(f"test/{model}/unseen", score)
-            values |= _client_values(f"test/{model}/unseen", score)
-        examples = spec.host_arrays.unseen_test_size
-        unseen = evaluation_step.ClientScores(spec.population + np.arange(len(examples)), examples, values)
+        of_unseen, unseen = _evaluate_unseen(compiled, state, round_num, watch, metrics)
+        metrics |= of_unseen
         by_client = unseen if by_client is None else evaluation_step.concatenate_clients(by_client, unseen)
-        if not spec.abstract_algorithm(0).pooled:  # its one client has no mean over clients
-            metrics |= unseen_clients.participation_gaps(metrics, models, METRIC_NAMES[spec.targets][0])
     own_scores = {name for group in spec.groups for name in group.task.scores}
     divergence.warn_of_nan(metrics, own_scores, round_num)
     return EvaluationResult(metrics, by_client)
+
+
+def _evaluate_clients(
+    compiled: CompiledPlan, state: State, round_num: int, watch: Watch
+) -> tuple[dict[str, float], evaluation_step.ClientScores]:
+    """Scores clients on their own examples and on the test set, as far as the scopes ask for these."""
+    spec, ids = compiled.spec, compiled.spec.scored_clients()
+    metrics, values = {}, {}
+    for scope, models in score_clients(compiled, state, watch).items():
+        divergence.raise_if_scores_diverged(models, ids, SCORED_EXAMPLES[scope], round_num, spec.data.train.y)
+        for model, score in models.items():
+            prefix = f"validation/{model}/own" if scope == "validation" else f"test/{model}/{scope}"
+            metrics |= evaluation_step.client_statistics(prefix, score)
+            values |= _client_values(prefix, score)
+    return metrics, evaluation_step.ClientScores(ids, spec.host_arrays.test_size[ids], values)
+
+
+def _evaluate_unseen(
+    compiled: CompiledPlan, state: State, round_num: int, watch: Watch, population_metrics: dict[str, float]
+) -> tuple[dict[str, float], evaluation_step.ClientScores]:
+    """Scores unseen clients on their own test examples, and compares them with the population."""
+    spec = compiled.spec
+    assert spec.data.unseen is not None
+    metrics, values = {}, {}
+    models = score_unseen(compiled, state, watch)
+    where = "its test examples, as one that never trained,"
+    divergence.raise_if_scores_diverged(models, spec.data.unseen.ids, where, round_num, spec.data.train.y)
+    for model, score in models.items():
+        metrics |= evaluation_step.client_statistics(f"test/{model}/unseen", score)
+        values |= _client_values(f"test/{model}/unseen", score)
+    if not spec.abstract_algorithm(0).pooled:  # its one client has no mean over clients
+        metrics |= unseen_clients.participation_gaps(population_metrics | metrics, models, METRIC_NAMES[spec.targets][0])
+    examples = spec.host_arrays.unseen_test_size
+    return metrics, evaluation_step.ClientScores(spec.population + np.arange(len(examples)), examples, values)
 
 
 def _client_values(prefix: str, score: Pairs) -> dict[str, np.ndarray]:
