@@ -20,7 +20,7 @@ from fedjax_core.reporting.console import readable_time, say, tqdm
 from fedjax_core.reporting.loggers import TensorBoardWriter
 from fedjax_core.reporting.metrics_log import CSV, read_records, restore_records
 from fedjax_core.reporting.score_labels import is_headline
-from fedjax_core.reporting.summary import format_score, summarize_records
+from fedjax_core.reporting.summary import format_score, format_significant, summarize_records
 from fedjax_core.storage.json_files import JsonLinesFile, format_json_lines, to_json_values, write_json
 from fedjax_core.storage.workdir import METRICS, WorkDir
 
@@ -160,6 +160,7 @@ class Reporter:
             self._console(text)
 
     def _show(self, record: Mapping[str, Any]) -> None:
+        """Shows a record in the bar, or in a line of text if it was evaluated."""
         scores = [key for key in record if key.startswith("test/") and is_headline(key)]
         name = next((key for key in [*HEADLINE, *scores] if key in record), None)  # None: it was not evaluated
         score = None if name is None else f"{name} {format_score(name, record[name])}"
@@ -168,15 +169,19 @@ class Reporter:
                 self._bar.set_postfix_str(score, refresh=False)
             self._bar.update(record["round"] - self._bar.n)
         elif self._wants_lines and score:
-            now, last = time.monotonic(), record["round"] >= self.total_rounds
-            if last or now - self._last_line >= LINE_SECONDS:
+            now, is_last = time.monotonic(), record["round"] >= self.total_rounds
+            if is_last or now - self._last_line >= LINE_SECONDS:
                 self._last_line = now
-                start, first = self._started
-                spent, left = now - start, self.total_rounds - record["round"]
-                rate = (record["round"] - first) / max(spent, 1e-9)
-                times = readable_time(spent) + (f", about {readable_time(left / rate)} left" if left > 0 and rate > 0 else "")
-                loss = f"  train/loss {format_score('loss', record['train/loss'])}" if "train/loss" in record else ""
-                self._console(f"round {record['round']}/{self.total_rounds}  {score}{loss}  {rate:.3g} rounds/s  {times}")
+                self._console(self._format_line(record, score, now))
+
+    def _format_line(self, record: Mapping[str, Any], score: str, now: float) -> str:
+        start, first = self._started
+        spent, left = now - start, self.total_rounds - record["round"]
+        rate = (record["round"] - first) / max(spent, 1e-9)
+        times = readable_time(spent) + (f", about {readable_time(left / rate)} left" if left > 0 and rate > 0 else "")
+        loss = f"  train/loss {format_score('loss', record['train/loss'])}" if "train/loss" in record else ""
+        speed = f"{format_significant(rate)} rounds/s"
+        return f"round {record['round']}/{self.total_rounds}  {score}{loss}  {speed}  {times}"
 
     def close(self) -> dict[str, Any]:
         """Writes metrics.csv and summary.json from all records; may be called again.

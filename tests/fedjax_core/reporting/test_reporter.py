@@ -217,6 +217,7 @@ def test_lines_of_text_where_there_is_no_terminal(tmp_path, monkeypatch):
     assert len(said) == 3
     assert said[0].startswith("round 2/3  test/global/accuracy 50.0 %  train/loss 0.5  ")
     assert re.search(r" rounds/s  \S+ s, about \S+ s left$", said[0])
+    assert "e+" not in said[0], "over a thousand rounds a second have all digits"
     assert said[1].startswith("round 3/3  test/global/accuracy 25.0 %")
     assert re.search(r" rounds/s  \S+ s$", said[1])
     assert said[2] == "done"
