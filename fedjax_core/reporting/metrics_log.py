@@ -32,8 +32,8 @@ def read_records(path: str | os.PathLike) -> list[dict[str, Any]]:
     return records
 
 
-def restore_records(folder: Path, done: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Cuts metrics.jsonl to rounds 1 ... `done`, and returns them.
+def restore_records(folder: Path, done: int, say: Callable[[str], None]) -> None:
+    """Cuts metrics.jsonl to rounds 1 ... `done`.
 
     Missing records are restored from metrics.csv, with a message by `say`.
 
@@ -47,7 +47,6 @@ def restore_records(folder: Path, done: int, say: Callable[[str], None]) -> list
         say(f"{file} had {present} of {done} rounds; the others are taken from {CSV}")
     if present < done or present < len(records):
         write_text(file, format_json_lines(complete))
-    return complete
 
 
 def read_complete_records(folder: Path, done: int) -> list[dict[str, Any]]:

@@ -146,12 +146,12 @@ def format_summary(summary: Mapping[str, Any]) -> str:
     title = [f"round {chosen['round']}+"] if chosen else []
     rows = [["", "last", *title, "best*", "round", f"mean of last {span}", *(f"to {100 * float(t):g} %" for t in targets)]]
     for name, entry in scores.items():
-        tested = "best" in entry and name.startswith("test/")
-        best = [format_score(name, entry["best"]), str(entry["best_round"])] if tested else ["", ""]
-        at = [format_score(name, entry["selected"]) if "selected" in entry else ""] if chosen else []
-        few = f" ({entry['k']})" if entry["k"] < span else ""
-        when = [_format_reached(entry, t) if tested else "" for t in targets]
-        rows.append([name, format_score(name, entry["last"]), *at, *best, format_score(name, entry["mean_last_k"]) + few, *when])
+        is_tested = "best" in entry and name.startswith("test/")
+        selected = [format_score(name, entry["selected"]) if "selected" in entry else ""] if chosen else []
+        best = [format_score(name, entry["best"]), str(entry["best_round"])] if is_tested else ["", ""]
+        mean = format_score(name, entry["mean_last_k"]) + (f" ({entry['k']})" if entry["k"] < span else "")
+        reached = [_format_reached(entry, t) if is_tested else "" for t in targets]
+        rows.append([name, format_score(name, entry["last"]), *selected, *best, mean, *reached])
     lines = align_columns(rows, find_columns(sys.stderr), align=str.rjust) if scores else []
     if any(name.startswith("test/") and "best" in entry for name, entry in scores.items()):
         if chosen:
@@ -195,9 +195,9 @@ def _describe_spread(summary: Mapping[str, Any]) -> list[str]:
     lines = []
     for name, entry in moment["scores"].items():
         if name.startswith("test/"):
-            few, half, most = (format_score(name, entry["deciles"][i - 1]) for i in (1, 5, 9))
+            deciles = ", ".join(format_score(name, entry["deciles"][i - 1]) for i in (1, 5, 9))
             worst = format_score(name, entry["worst_tenth"])
-            lines.append(f"clients  {name}: worst tenth {worst}, deciles 1, 5, 9: {few}, {half}, {most}")
+            lines.append(f"clients  {name}: worst tenth {worst}, deciles 1, 5, 9: {deciles}")
     return lines
 
 
