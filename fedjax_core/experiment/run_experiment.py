@@ -78,10 +78,10 @@ def execute(
         check_processes("config", {**resolved.config, "--fresh": fresh})
         constructors = lookup.find_callbacks(resolved.fields["callbacks"])  # checked before data are read
         noise = read_recorded_privacy(config, workdir, fresh)
-        simulation = build(config, data, noise=noise, resolved=resolved)
+        simulator = build(config, data, noise=noise, resolved=resolved)
         run_settings = make_run_settings(
             resolved,
-            simulation,
+            simulator,
             noise,
             data is not None,
             callbacks=constructors + tuple(callbacks),
@@ -91,14 +91,14 @@ def execute(
             console=console,
         )
         try:
-            return run(simulation, workdir, resolved.config, run_settings)
+            return run(simulator, workdir, resolved.config, run_settings)
         finally:
-            simulation.release()  # frees device memory now; garbage collection may come later
+            simulator.release()  # frees device memory now; garbage collection may come later
 
 
 def make_run_settings(
     resolved: ResolvedConfig,
-    simulation: Simulator,
+    simulator: Simulator,
     noise: Mapping[str, Any] | None = None,
     given_data: bool = False,
     **more: Any,
@@ -110,8 +110,8 @@ def make_run_settings(
       given_data: whether the data are others than the config's.
       **more: fields of `RunSettings` that the config has not, or in place of the config's.
     """
-    privacy = make_ledger(resolved, simulation.spec, noise)
-    facts = {"convolution": nn.describe_conv()} | run_facts.describe_adversary(resolved, simulation.spec.population)
+    privacy = make_ledger(resolved, simulator.spec, noise)
+    facts = {"convolution": nn.describe_conv()} | run_facts.describe_adversary(resolved, simulator.spec.population)
     facts |= {} if privacy is None else {"privacy": privacy.facts() | run_facts.keep_recorded_accountant(resolved, noise)}
     facts |= (
         run_facts.list_file_digests(resolved)
@@ -121,9 +121,9 @@ def make_run_settings(
     from_config: dict[str, Any] = {
         **resolved.run._asdict(),
         "seed": resolved.seed,
-        "run_facts": facts | describe_devices(simulation.spec),
+        "run_facts": facts | describe_devices(simulator.spec),
         "privacy": privacy,
-        "header": functools.partial(opening_lines, resolved, simulation, privacy, given_data=given_data),
+        "header": functools.partial(opening_lines, resolved, simulator, privacy, given_data=given_data),
         "is_plan_chosen": resolved.has_plan,
         "callbacks": tuple(resolved.fields["callbacks"]),
         "names_code": names_code(resolved),
@@ -186,17 +186,17 @@ def load(
             config.plan.model = None
         try:
             resolved = resolve(config)
-            simulation = build(config, data, noise=recorded.get("privacy"), accounted=False, resolved=resolved)
+            simulator = build(config, data, noise=recorded.get("privacy"), accounted=False, resolved=resolved)
         except IncompleteConfig as error:
             raise ValueError(f"{folder / CONFIG}: {error}; another version of the code wrote it") from None
-        before, now = recorded["partition"]["hash"], simulation.spec.data.partition_hash
+        before, now = recorded["partition"]["hash"], simulator.spec.data.partition_hash
         if before != now:
             what = f"{folder} was run on other data: its partition hash is {before[:12]}, now it is {now[:12]}"
             hint = "" if data is not None else "; of a run on data= given in Python, only Python can read them: load(..., data=...)"
             raise ValueError(what + hint)
-        check_inputs(folder, recorded.get(DATA, {}), digest_inputs(simulation) if DATA in recorded else {})
+        check_inputs(folder, recorded.get(DATA, {}), digest_inputs(simulator) if DATA in recorded else {})
         _compare_files(folder, recorded, resolved)
-        return config, simulation, restore_state(simulation, checkpoints, done)
+        return config, simulator, restore_state(simulator, checkpoints, done)
 
 
 def _compare_files(folder: Path, recorded: Mapping[str, Any], resolved: ResolvedConfig) -> None:

@@ -26,7 +26,7 @@ TRAINING_OPTIONS = ("epochs", "batch")  # options of methods that the line "trai
 
 def opening_lines(
     resolved: ResolvedConfig,
-    simulation: Simulator,
+    simulator: Simulator,
     private: PrivacyLedger | ExampleLedger | None = None,
     *,
     given_data: bool = False,
@@ -37,17 +37,17 @@ def opening_lines(
       given_data: whether the data were given, so that the config does not say how they were
         divided.
     """
-    fields, data = resolved.fields, simulation.spec.data
+    fields, data = resolved.fields, simulator.spec.data
     sizes = f"{len(data.train.y):,} to train on, {len(data.test.y):,} to test on"
     shape = "x".join(map(str, getattr(data.train.x, "shape", ())[1:])) or "texts"
-    targets = f"{data.classes} {simulation.spec.targets}"
-    is_sampled = resolved.cohort is not None and simulation.spec.sampler.size < simulation.spec.population
-    cohort = f"{simulation.spec.sampler.size} in a round" if is_sampled else "all in every round"
-    if simulation.spec.asynchrony is not None:
-        cohort = f"{simulation.spec.asynchrony.sampler.size} train at once, {simulation.spec.sampler.size} updates a round"
+    targets = f"{data.classes} {simulator.spec.targets}"
+    is_sampled = resolved.cohort is not None and simulator.spec.sampler.size < simulator.spec.population
+    cohort = f"{simulator.spec.sampler.size} in a round" if is_sampled else "all in every round"
+    if simulator.spec.asynchrony is not None:
+        cohort = f"{simulator.spec.asynchrony.sampler.size} train at once, {simulator.spec.sampler.size} updates a round"
     sampling = "" if resolved.sampling == "fixed" else f", {resolved.sampling} cohorts"
     partition = "" if given_data else f" by {fields['data.partition']}"
-    clients = f"{simulation.spec.population}{partition}, {cohort}{sampling}"
+    clients = f"{simulator.spec.population}{partition}, {cohort}{sampling}"
     scored = f"{resolved.run.rounds} rounds, scored every {resolved.run.eval_every}"
     training = [_with_options(fields["optimizer.name"], options_of(fields, "optimizer")), *_training_options(resolved)]
     training += [] if fields["optimizer.sharpness"] is None else [f"steps of {fields['optimizer.sharpness']}"]
@@ -55,17 +55,17 @@ def opening_lines(
     training += ["full batches only"] if fields["drop_last"] else []
     lines = {
         "method": _with_options(resolved.method.spec, _method_options(resolved)),
-        "network": "; ".join(_network(group, simulation.spec.population) for group in simulation.spec.bound_groups)
+        "network": "; ".join(_network(group, simulator.spec.population) for group in simulator.spec.bound_groups)
         + _weights(resolved),
         "data": f"{data.name}, {shape}, {targets}: {sizes}",
-        "clients": "1, which holds all data" if simulation.spec.population == 1 else clients,
+        "clients": "1, which holds all data" if simulator.spec.population == 1 else clients,
         "training": ", ".join(training) + f"; {scored}",
-        "devices": _devices(simulation),
+        "devices": _devices(simulator),
         "time": _time(resolved),
         "attack": _attack(resolved),
         "uplink": _uplink(resolved),
-        "noise": _noise(simulation, private),
-        "scores": "; ".join(config_warnings.check_evaluation(resolved, simulation.spec)),
+        "noise": _noise(simulator, private),
+        "scores": "; ".join(config_warnings.check_evaluation(resolved, simulator.spec)),
     }
     return [line for label, text in lines.items() if text for line in _wrapped(label, text)]
 
@@ -132,8 +132,8 @@ def _weights(resolved: ResolvedConfig) -> str:
     return "".join(f"; {key} {value}" for key, value in texts.items() if value not in (None, "all"))
 
 
-def _devices(simulation: Simulator) -> str:
-    plan, first = simulation.spec.plan, simulation.spec.mesh.devices.flat[0]
+def _devices(simulator: Simulator) -> str:
+    plan, first = simulator.spec.plan, simulator.spec.mesh.devices.flat[0]
     kind = getattr(first, "device_kind", first.platform)
     processes = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
     held = f", {plan.model} of them hold a network together" if plan.model > 1 else ""
@@ -177,7 +177,7 @@ def _uplink(resolved: ResolvedConfig) -> str:
     return "; ".join(parts)
 
 
-def _noise(simulation: Simulator, private: PrivacyLedger | ExampleLedger | None) -> str:
+def _noise(simulator: Simulator, private: PrivacyLedger | ExampleLedger | None) -> str:
     """Returns a warning where the noise of privacy is longer than the mean of clipped deltas can
     be, with a remedy; else "".
 
@@ -185,7 +185,7 @@ def _noise(simulation: Simulator, private: PrivacyLedger | ExampleLedger | None)
     """
     if not isinstance(private, PrivacyLedger) or private.strategy is not None:
         return ""
-    numbers = max(count_trained(group) for group in simulation.spec.bound_groups)
+    numbers = max(count_trained(group) for group in simulator.spec.bound_groups)
     if private.release.sampling != "local":
         needed, ratio = noise_to_signal(private.noise, numbers, private.release.cohort)
         field, more = (
@@ -194,7 +194,7 @@ def _noise(simulation: Simulator, private: PrivacyLedger | ExampleLedger | None)
         helps = f"{field} of {needed:,} or more clients{more}"
     else:
         noise = private.noise * (math.sqrt(2) if private.release.noise == "laplace" else 1)
-        needed, ratio = noise_to_signal(noise, numbers, simulation.spec.sampler.size, local=True)
+        needed, ratio = noise_to_signal(noise, numbers, simulator.spec.sampler.size, local=True)
         helps = f"cohorts of {needed:,} or more clients, or a central mechanism such as 'gaussian'"
     if ratio <= 1:
         return ""

@@ -51,13 +51,13 @@ class StateReader:
     shows the newest state: if several rounds were computed together, that after the last of them.
     """
 
-    def __init__(self, simulation: Simulator, newest: Callable[[], tuple[State, int]]):
+    def __init__(self, simulator: Simulator, newest: Callable[[], tuple[State, int]]):
         """Stores where to read.
 
         Args:
           newest: () -> (state, rounds done).
         """
-        self._simulation, self._newest = simulation, newest
+        self._simulator, self._newest = simulator, newest
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "StateReader":
         """Returns itself. It only reads, and a copy would copy the simulation."""
@@ -71,7 +71,7 @@ class StateReader:
     @property
     def clients(self) -> int:
         """Number of clients N, without unseen ones."""
-        return self._simulation.spec.population
+        return self._simulator.spec.population
 
     def view(self, client: int) -> ClientView:
         """Returns the state and models of one client: `view.predict(name, view.holds[name],
@@ -81,7 +81,7 @@ class StateReader:
           ValueError: there is no such client, or the run has several processes.
         """
         self._check_alone()
-        view = self._simulation.client_view(self._newest()[0], client)
+        view = self._simulator.client_view(self._newest()[0], client)
         task = dataclasses.replace(view.task, frozen=_read_only(view.task.frozen), public=_read_only(view.task.public))
         return view._replace(task=task, holds={name: _read_only(model) for name, model in view.holds.items()})
 
@@ -89,7 +89,7 @@ class StateReader:
         """Returns the ids of the clients that are scored, sorted: all, or
         `config.evaluation.clients` of them.
         """
-        return self._simulation.spec.scored_clients()
+        return self._simulator.spec.scored_clients()
 
     def client_scores(self) -> dict[str, dict[str, dict[str, np.ndarray]]]:
         """Returns scores by client, {scope: {model: {score: [E]}}}, in the order of
@@ -100,7 +100,7 @@ class StateReader:
         evaluation.
         """
         self._check_alone()
-        sums = self._simulation.client_scores(self._newest()[0])
+        sums = self._simulator.client_scores(self._newest()[0])
         return {
             scope: {model: {score: _mean(*pair) for score, pair in pairs.items()} for model, pairs in models.items()}
             for scope, models in sums.items()

@@ -150,7 +150,7 @@ def check_processes(what: str, values: Mapping[str, Any]) -> None:
         )
 
 
-def check_records(simulation: Simulator, workdir: WorkDir, record: Mapping[str, Any]) -> None:
+def check_records(simulator: Simulator, workdir: WorkDir, record: Mapping[str, Any]) -> None:
     """Compares data and settings with the directory's. If they differ and nothing would be lost,
     the run starts from nothing.
 
@@ -158,25 +158,25 @@ def check_records(simulation: Simulator, workdir: WorkDir, record: Mapping[str, 
       ValueError: the directory, or another process, has other data or settings.
     """
     check_processes("run", record)
-    inputs = digest_inputs(simulation)
+    inputs = digest_inputs(simulator)
     try:
-        _check_data(simulation, workdir, inputs)
+        _check_data(simulator, workdir, inputs)
         check_settings(workdir, record)
     except ValueError:
         if not distributed.broadcast_from_process_0(_is_disposable(workdir.path)):
             raise
         workdir.restart()
-        _check_data(simulation, workdir, inputs)
+        _check_data(simulator, workdir, inputs)
         check_settings(workdir, record)
     if _read_record(workdir, DATA) is None:  # a new run, or one of an earlier version
         workdir.record(DATA, inputs)
 
 
-def _check_data(simulation: Simulator, workdir: WorkDir, inputs: Mapping[str, Any]) -> None:
+def _check_data(simulator: Simulator, workdir: WorkDir, inputs: Mapping[str, Any]) -> None:
     """Raises ValueError if the directory, or another process, has other data; `inputs`: from
     `digest_inputs`.
     """
-    data = simulation.spec.data
+    data = simulator.spec.data
     distributed.assert_equal_across_processes("the data", data.partition_hash)
     for digest in filter(None, (inputs["digest"], inputs.get("public"))):
         distributed.assert_equal_across_processes("the data", digest.removeprefix(contents.PREFIX))
@@ -187,11 +187,11 @@ def _check_data(simulation: Simulator, workdir: WorkDir, inputs: Mapping[str, An
         _record_data(data, workdir)
 
 
-def digest_inputs(simulation: Simulator) -> dict[str, Any]:
+def digest_inputs(simulator: Simulator) -> dict[str, Any]:
     """Returns the digests of inputs, targets and public examples for run.json; of large arrays a
     sample is read.
     """
-    data, public = contents.digest_data(simulation.spec.data), simulation.spec.bound_groups[0].task.public
+    data, public = contents.digest_data(simulator.spec.data), simulator.spec.bound_groups[0].task.public
     digests = {"digest": data.digest, "sampled": data.sampled}
     return digests | ({"public": contents.digest_examples("public", public).digest} if public else {})
 
@@ -305,7 +305,7 @@ def _plan(recorded: Mapping[str, int]) -> client_loop.Plan:
     return client_loop.Plan(recorded["chunk"], recorded["devices"], recorded.get("model", 1))
 
 
-def restore_plan(simulation: Simulator, workdir: WorkDir, chosen: bool, reporter: report.Reporter) -> None:
+def restore_plan(simulator: Simulator, workdir: WorkDir, chosen: bool, reporter: report.Reporter) -> None:
     """Applies the directory's plan, unless the user has chosen one or there are too few devices.
 
     Several processes apply its chunk only and use all their devices: the first of these might leave
@@ -313,25 +313,25 @@ def restore_plan(simulation: Simulator, workdir: WorkDir, chosen: bool, reporter
     """
     recorded = _read_record(workdir, "plan")
     if recorded is None:
-        record_plan(simulation, workdir)
+        record_plan(simulator, workdir)
         return
     plan = _plan(recorded)
     processes = jax.process_count()
-    if processes > 1 and not chosen and plan != simulation.spec.plan:
-        current = simulation.spec.plan
+    if processes > 1 and not chosen and plan != simulator.spec.plan:
+        current = simulator.spec.plan
         adapted = client_loop.choose_plan(
-            simulation.spec.sampler.slots, chunk=plan.chunk, devices=current.devices, model=current.model
+            simulator.spec.sampler.slots, chunk=plan.chunk, devices=current.devices, model=current.model
         )
         if adapted != current:
-            simulation.use_plan(adapted)
-    if plan == simulation.spec.plan:
+            simulator.use_plan(adapted)
+    if plan == simulator.spec.plan:
         return
     if chosen or processes > 1 or plan.devices > jax.device_count():
         devices = f"there are {jax.device_count()} devices"
         why = "as asked" if chosen else f"{devices} of {processes} processes" if processes > 1 else devices
-        reporter.say(f"the client loop's plan was {plan}, it is {simulation.spec.plan} now ({why}); results agree to rounding")
+        reporter.say(f"the client loop's plan was {plan}, it is {simulator.spec.plan} now ({why}); results agree to rounding")
     else:
-        simulation.use_plan(plan)
+        simulator.use_plan(plan)
 
 
 def read_recorded_plan(directory: str | Path, config: Mapping[str, Any], fresh: bool = False) -> client_loop.Plan | None:
@@ -348,27 +348,27 @@ def read_recorded_plan(directory: str | Path, config: Mapping[str, Any], fresh: 
     return None if recorded is None or recorded["devices"] > jax.device_count() else _plan(recorded)
 
 
-def record_plan(simulation: Simulator, workdir: WorkDir) -> None:
+def record_plan(simulator: Simulator, workdir: WorkDir) -> None:
     """Records the plan if it has changed."""
-    if workdir.writer and workdir.get_record("plan") != simulation.spec.plan._asdict():
-        workdir.record("plan", simulation.spec.plan._asdict())
+    if workdir.writer and workdir.get_record("plan") != simulator.spec.plan._asdict():
+        workdir.record("plan", simulator.spec.plan._asdict())
 
 
-def record_placement(simulation: Simulator, workdir: WorkDir, reporter: report.Reporter) -> None:
+def record_placement(simulator: Simulator, workdir: WorkDir, reporter: report.Reporter) -> None:
     """Records where data and client states are stored, and reports data that are not on the
     devices.
     """
-    placement = simulation.spec.placement
-    workdir.record("placement", {"data": placement.where, "hold": simulation.spec.hold})
+    placement = simulator.spec.placement
+    workdir.record("placement", {"data": placement.where, "hold": simulator.spec.hold})
     if placement.where != "device":
         several = "; every round takes them all, so each device has them several times over"
         reporter.say(
             f"examples are on the {placement.where} ({placement.why or 'as asked'}), and reach the devices round by round"
-            + (several if simulation.spec.population == 1 else "")
+            + (several if simulator.spec.population == 1 else "")
         )
 
 
-def restore_state(simulation: Simulator, checkpoints: Checkpoints, done: int) -> State:
+def restore_state(simulator: Simulator, checkpoints: Checkpoints, done: int) -> State:
     """Returns the state of a simulation after round `done`, from the checkpoint of its run.
 
     Raises:
@@ -376,31 +376,31 @@ def restore_state(simulation: Simulator, checkpoints: Checkpoints, done: int) ->
       OSError: it cannot be read.
     """
     numbers = checkpoints.part_numbers(done)
-    saved, record = checkpoints.restore(done, simulation.abstract_snapshot())
-    state = simulation.from_host(saved, lambda wanted: zip(numbers or (), checkpoints.read_parts(done, wanted), strict=True))
-    if (actual := _count_touched(simulation)) != (expected := record.get("touched", actual)):
+    saved, record = checkpoints.restore(done, simulator.abstract_snapshot())
+    state = simulator.from_host(saved, lambda wanted: zip(numbers or (), checkpoints.read_parts(done, wanted), strict=True))
+    if (actual := _count_touched(simulator)) != (expected := record.get("touched", actual)):
         reason = f"its parts have states of {sum(actual)} clients, {sum(expected)} were written: one is missing"
         raise checkpoints.unusable_error(done, reason)
     return state
 
 
-def _count_touched(simulation: Simulator) -> list[int]:
+def _count_touched(simulator: Simulator) -> list[int]:
     """Returns the number of offloaded client states per group; [] if they are on the devices."""
-    offloaded = simulation.offloaded_states
+    offloaded = simulator.offloaded_states
     return [] if offloaded is None else offloaded.touched_counts()
 
 
-def save_checkpoint(simulation: Simulator, checkpoints: Checkpoints, state: State, done: int, before: int) -> None:
+def save_checkpoint(simulator: Simulator, checkpoints: Checkpoints, state: State, done: int, before: int) -> None:
     """Writes the checkpoint of round `done`.
 
     Of client states off the devices it writes those that changed since the checkpoint of round
     `before`, and rewrites some others (`choose_parts_to_rewrite`). With several processes each
     writes the states that it holds.
     """
-    offloaded = simulation.offloaded_states
-    record: dict[str, Any] = {"touched": _count_touched(simulation)}
+    offloaded = simulator.offloaded_states
+    record: dict[str, Any] = {"touched": _count_touched(simulator)}
     if offloaded is None:
-        checkpoints.save(done, simulation.to_host(state), record)
+        checkpoints.save(done, simulator.to_host(state), record)
         return
     earlier = _read_in_process_0("read the checkpoint before this one", lambda: _read_parts_record(checkpoints, before))
     live = {} if earlier is None else offloaded.live_bytes()
@@ -412,7 +412,7 @@ def save_checkpoint(simulation: Simulator, checkpoints: Checkpoints, state: Stat
         dropped = set(earlier["numbers"]) - (live.keys() - set(rewritten))
         linked = {"earlier_round": before, "dropped": dropped}
     parts = offloaded.plan_parts(rewritten)
-    first = checkpoints.save(done, simulation.to_host(state), record, offloaded.read_parts(parts), **linked)
+    first = checkpoints.save(done, simulator.to_host(state), record, offloaded.read_parts(parts), **linked)
     offloaded.mark_saved(parts, first)
 
 
@@ -424,21 +424,21 @@ def _read_parts_record(checkpoints: Checkpoints, done: int) -> dict[str, Any] | 
     return None if numbers is None else {"numbers": numbers, "paid": checkpoints.read_record(done).get("paid", 0)}
 
 
-def save_selected(simulation: Simulator, checkpoints: Checkpoints, state: State, done: int, of: Checkpoints) -> None:
+def save_selected(simulator: Simulator, checkpoints: Checkpoints, state: State, done: int, of: Checkpoints) -> None:
     """Writes a checkpoint of round `done`, with links to the client states of that round's
     checkpoint in `of`, if there is one.
     """
-    offloaded, record = simulation.offloaded_states, {"touched": _count_touched(simulation)}
+    offloaded, record = simulator.offloaded_states, {"touched": _count_touched(simulator)}
     if offloaded is None:
-        checkpoints.save(done, simulation.to_host(state), record)
+        checkpoints.save(done, simulator.to_host(state), record)
         return
     is_saved = _read_in_process_0("read the checkpoint of this round", lambda: of.part_numbers(done) is not None)
     parts = () if is_saved else offloaded.read_parts(offloaded.plan_parts(None))
     earlier_round = done if is_saved else None
-    checkpoints.save(done, simulation.to_host(state), record, parts, earlier_round, earlier_in=of)
+    checkpoints.save(done, simulator.to_host(state), record, parts, earlier_round, earlier_in=of)
 
 
-def check_same_hold(simulation: Simulator, directory: str | Path) -> None:
+def check_same_hold(simulator: Simulator, directory: str | Path) -> None:
     """Checks that the run in a directory keeps client states where this one does, because
     checkpoints differ.
 
@@ -453,7 +453,5 @@ def check_same_hold(simulation: Simulator, directory: str | Path) -> None:
         return records.get("placement", {}).get("hold") or (config.get("plan") or {}).get("hold")
 
     hold = _read_in_process_0(f"read {directory}", read)
-    if hold is not None and (hold == "device") != (simulation.spec.hold == "device"):
-        raise ValueError(
-            f"plan.hold={simulation.spec.hold!r}: {directory} holds a run with plan.hold={hold!r}; resume it with that"
-        )
+    if hold is not None and (hold == "device") != (simulator.spec.hold == "device"):
+        raise ValueError(f"plan.hold={simulator.spec.hold!r}: {directory} holds a run with plan.hold={hold!r}; resume it with that")
