@@ -305,7 +305,7 @@ def _plan(recorded: Mapping[str, int]) -> client_loop.Plan:
     return client_loop.Plan(recorded["chunk"], recorded["devices"], recorded.get("model", 1))
 
 
-def restore_plan(simulator: Simulator, workdir: WorkDir, chosen: bool, reporter: report.Reporter) -> None:
+def restore_plan(simulator: Simulator, workdir: WorkDir, is_chosen: bool, reporter: report.Reporter) -> None:
     """Applies the directory's plan, unless the user has chosen one or there are too few devices.
 
     Several processes apply its chunk only and use all their devices: the first of these might leave
@@ -315,23 +315,24 @@ def restore_plan(simulator: Simulator, workdir: WorkDir, chosen: bool, reporter:
     if recorded is None:
         record_plan(simulator, workdir)
         return
-    plan = _plan(recorded)
-    processes = jax.process_count()
-    if processes > 1 and not chosen and plan != simulator.spec.plan:
-        current = simulator.spec.plan
-        adapted = client_loop.choose_plan(
-            simulator.spec.sampler.slots, chunk=plan.chunk, devices=current.devices, model=current.model
-        )
+    plan, current, processes = _plan(recorded), simulator.spec.plan, jax.process_count()
+    if plan == current:
+        return
+    if is_chosen:
+        why = "as asked"
+    elif processes > 1:
+        slots = simulator.spec.sampler.slots
+        adapted = client_loop.choose_plan(slots, chunk=plan.chunk, devices=current.devices, model=current.model)
         if adapted != current:
             simulator.use_plan(adapted)
-    if plan == simulator.spec.plan:
-        return
-    if chosen or processes > 1 or plan.devices > jax.device_count():
-        devices = f"there are {jax.device_count()} devices"
-        why = "as asked" if chosen else f"{devices} of {processes} processes" if processes > 1 else devices
-        reporter.say(f"the client loop's plan was {plan}, it is {simulator.spec.plan} now ({why}); results agree to rounding")
+        why = f"there are {jax.device_count()} devices of {processes} processes"
+    elif plan.devices > jax.device_count():
+        why = f"there are {jax.device_count()} devices"
     else:
         simulator.use_plan(plan)
+        return
+    if plan != simulator.spec.plan:
+        reporter.say(f"the client loop's plan was {plan}, it is {simulator.spec.plan} now ({why}); results agree to rounding")
 
 
 def read_recorded_plan(directory: str | Path, config: Mapping[str, Any], fresh: bool = False) -> client_loop.Plan | None:
