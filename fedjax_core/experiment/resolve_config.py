@@ -259,16 +259,8 @@ def _check_local_epochs(method: ResolvedSpec) -> None:
         raise ValueError(f"{options} trains nothing; {'it' if len(numbers) == 1 else 'one of them'} must be at least 1")
 
 
-def _check_classes_of_texts(method: registry.ResolvedSpec) -> None:
-    """Raises ValueError for a method whose clients have classes in common."""
-    if method.origin == registry.BUILT_IN and method.name in OF_CLASSES:
-        what = "counts, compares or sends classes that all examples share, and instructions have none"
-        raise ValueError(f"method {method.name!r} {what}: an answer is a place in its question's list of options, or a text")
-
-
 def _check_combination(resolved: ResolvedConfig) -> None:
-    """Raises ValueError for texts with options of images, or the other way round; for episodes with
-    validation examples or unseen clients; and for a patience without a score."""
+    """Raises ValueError for fields that do not go together."""
     fields, for_texts = resolved.fields, resolved.is_for_texts
     if resolved.episodes is not None and resolved.data.validation is not None:
         raise ValueError(f"data.validation={resolved.data.validation} is of plain examples; task={fields['task']!r} has none")
@@ -279,27 +271,38 @@ def _check_combination(resolved: ResolvedConfig) -> None:
         why = "instructions have unseen tasks" if for_texts else "episodes are of unseen classes, and of no client"
         raise ValueError(f"data.unseen_clients={resolved.data.unseen} is for clients with labelled examples of their own; {why}")
     for network in resolved.networks:
-        spec, reads_texts = network.resolved.spec, network.resolved.function is language.Spec
-        if for_texts and not reads_texts:
-            wanted = f"('{language.MODEL}(folder=...)',)"
-            raise ValueError(f"model {spec!r} cannot read instructions; models must be {wanted}")
-        if reads_texts and not for_texts:
-            source = fields["data.source"]
-            raise ValueError(f"model {spec!r} reads texts; data.source={source!r} has none, instructions has")
-        if reads_texts:
-            language.check_spec(network.resolved())
-        if network.resolved.function is clip_task.Spec:
-            for name, only in FOR_CLIP.items():
-                if fields[name] != only:
-                    raise ValueError(
-                        f"{name}={fields[name]!r}: with model {spec!r}, whose prompts are trained, it must be {only!r}"
-                    )
+        _check_network(network.resolved, fields, for_texts)
     if resolved.schedule is not None and resolved.method.name == "fedmd" and resolved.method.options.get("align") is not None:
         what = f"schedule={fields['schedule']!r} and method.align={resolved.method.options['align']}"
         raise ValueError(f"{what}: stale clients answer for the public examples of an earlier round; set method.align=None")
-    if not for_texts:
-        return
-    _check_classes_of_texts(resolved.method)
+    if for_texts:
+        _check_text_fields(resolved)
+
+
+def _check_network(network: ResolvedSpec, fields: Mapping[str, Any], for_texts: bool) -> None:
+    """Raises ValueError for a network that cannot read the data, and for a CLIP model with fields of other networks."""
+    reads_texts = network.function is language.Spec
+    if for_texts and not reads_texts:
+        wanted = f"('{language.MODEL}(folder=...)',)"
+        raise ValueError(f"model {network.spec!r} cannot read instructions; models must be {wanted}")
+    if reads_texts and not for_texts:
+        source = fields["data.source"]
+        raise ValueError(f"model {network.spec!r} reads texts; data.source={source!r} has none, instructions has")
+    if reads_texts:
+        language.check_spec(network())
+    if network.function is clip_task.Spec:
+        for name, only in FOR_CLIP.items():
+            if fields[name] != only:
+                what = f"with model {network.spec!r}, whose prompts are trained, it must be {only!r}"
+                raise ValueError(f"{name}={fields[name]!r}: {what}")
+
+
+def _check_text_fields(resolved: ResolvedConfig) -> None:
+    """Raises ValueError for what does not go with instructions: shared classes, fields of images, several models."""
+    fields, method = resolved.fields, resolved.method
+    if method.origin == registry.BUILT_IN and method.name in OF_CLASSES:
+        what = "counts, compares or sends classes that all examples share, and instructions have none"
+        raise ValueError(f"method {method.name!r} {what}: an answer is a place in its question's list of options, or a text")
     for name, only in NOT_FOR_TEXTS.items():
         if fields[name] != only:
             here = "; the source has examples= and test_examples=" if name.endswith("examples") else ""
