@@ -317,13 +317,7 @@ def open_run(
     target = TargetScore(settings.until, evaluation.list_scores(simulator.spec))
     callbacks = Callbacks(settings.callbacks, writer=jax.process_index() == 0)
     checkpoints = Checkpoints(Path(directory) / CHECKPOINTS, settings.keep_checkpoints, beside=Path(directory) / SELECTED)
-    latest = None if settings.fresh else distributed.broadcast_from_process_0(checkpoints.latest())
-    finished = None if latest is not None or settings.fresh else checkpointing.count_finished_rounds(directory)
-    finished = distributed.broadcast_from_process_0(finished)
-    if max(latest or 0, finished or 0) > settings.rounds:  # before anything in the directory changes
-        raise ValueError(f"rounds={settings.rounds}, but {directory} holds a run of {latest or finished} rounds already")
-    if latest is not None:
-        checkpointing.check_same_hold(simulator, directory)
+    finished = _check_earlier_run(simulator, directory, settings, checkpoints)
     with checkpointing.open_workdir(directory, config, settings.fresh) as workdir:
         reporter = report.Reporter(
             workdir,
@@ -346,10 +340,9 @@ def open_run(
         checkpointing.record_placement(simulator, workdir, reporter)
         with reporter, StopRequest() if stop is None else contextlib.nullcontext(stop) as stop:
             reporter.note(bytes_down=simulator.spec.shapes.down, bytes_up=simulator.spec.shapes.up)
-            state_and_done = _restore_or_init(simulator, directory, settings, checkpoints, reporter)
-            parts = checkpoints, best, target, reporter, callbacks, stop
-            run = TrainingRun(simulator, workdir, settings, *state_and_done, *parts)
-            del state_and_done  # rounds consume the state
+            state, done = _restore_or_init(simulator, directory, settings, checkpoints, reporter)
+            run = TrainingRun(simulator, workdir, settings, state, done, checkpoints, best, target, reporter, callbacks, stop)
+            del state  # rounds consume it
             if settings.privacy is not None:
                 reporter.say(settings.privacy.describe(run.done))
             run.resume()
@@ -370,6 +363,22 @@ def open_run(
                 if isinstance(error, Diverged):
                     raise error from None
                 raise
+
+
+def _check_earlier_run(simulator: Simulator, directory: str, settings: RunSettings, checkpoints: Checkpoints) -> int | None:
+    """Checks the run in a directory before anything there changes. Returns its rounds if it is over and has no checkpoint.
+
+    Raises:
+      ValueError: it has more rounds than this run, or keeps client states elsewhere.
+    """
+    latest = None if settings.fresh else distributed.broadcast_from_process_0(checkpoints.latest())
+    finished = None if latest is not None or settings.fresh else checkpointing.count_finished_rounds(directory)
+    finished = distributed.broadcast_from_process_0(finished)
+    if max(latest or 0, finished or 0) > settings.rounds:
+        raise ValueError(f"rounds={settings.rounds}, but {directory} holds a run of {latest or finished} rounds already")
+    if latest is not None:
+        checkpointing.check_same_hold(simulator, directory)
+    return finished
 
 
 def _agree_on_failure(callbacks: Callbacks) -> CallbackFailed | None:
