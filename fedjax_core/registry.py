@@ -199,7 +199,7 @@ def resolve_spec(
     resolved = ResolvedSpec(what, spec, name, own | dict(options or {}), function, origin)
     given = (*given, *positional_names(f"{what} {name!r}", function, placed))
     prefix = f"{what}." if options else None
-    check_call(f"{what} {name!r}", function, given, resolved.options, prefix, brought=origin != BUILT_IN)
+    check_call(f"{what} {name!r}", function, given, resolved.options, prefix, is_external=origin != BUILT_IN)
     return resolved
 
 
@@ -415,7 +415,7 @@ def check_call(
     options: Mapping[str, Any],
     prefix: str | None = None,
     *,
-    brought: bool = False,
+    is_external: bool = False,
 ) -> None:
     """Raises what `call_checked` would, without calling.
 
@@ -423,8 +423,7 @@ def check_call(
       what: what error messages call the function, such as "partition 'dirichlet'".
       given: names of arguments that the caller passes itself.
       prefix: what precedes an option's name where its value is refused; None: "`what`: ".
-      brought: whether it is not built in: a missing argument may then be one of `given` under
-        another name.
+      is_external: whether the function is not built in: it may then have another name for one of `given`.
 
     Raises:
       TypeError: an option that `function` does not take, one that it needs and that is missing, or
@@ -447,7 +446,9 @@ def check_call(
         if name not in options and takes[name].default is inspect.Parameter.empty:
             given_hint = f"It is given those that it names of: {', '.join(given)}."
             hint = given_hint if given else "It is called with options alone; what it returns is used."
-            raise TypeError(f"{what} needs the option {name!r}; it takes: {', '.join(settable)}.{f' {hint}' if brought else ''}")
+            raise TypeError(
+                f"{what} needs the option {name!r}; it takes: {', '.join(settable)}.{f' {hint}' if is_external else ''}"
+            )
 
 
 def positional_names(what: str, function: Callable, placed: Sequence[str]) -> tuple[str, ...]:

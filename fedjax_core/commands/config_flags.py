@@ -109,7 +109,7 @@ def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequ
     with _without_absl_warnings():
         name, colon, variant = named.partition(":")
         file = f"--config={find_file('config', name)}{colon}{variant}"
-        line, method_of = _take_method([command, file, *rest])  # the file first, since what follows changes it
+        line, method_fields = _take_method([command, file, *rest])  # the file first, since what follows changes it
         line, nones = _take_nones(line)
         _check_several(line)
         try:
@@ -122,7 +122,7 @@ def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequ
             if not more:
                 raise
             flags = _parse(flags_of, _join_words(part for part in parts if part not in more))
-            method_of = unflatten({part.field: part.value for part in more})
+            method_fields = unflatten({part.field: part.value for part in more})
     schema.check_complete(flags.config, named)
     for field in nones:
         if field not in schema.FIELDS and not schema.has_field(flags.config, field):
@@ -133,7 +133,7 @@ def parse_flags(arguments: Sequence[str], command: str, flags_of: Callable[[Sequ
             group[name] = None
     if sets_field(line, "cohort.fraction"):
         schema.check_fraction_counts(flags.config, flags.config.cohort.fraction)
-    return flags, method_of
+    return flags, method_fields
 
 
 def _refuse_repeated(words: Iterable[str]) -> None:

@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     console.send_warnings_to_stderr()
     try:
-        given, method_of = config_line.parse_flags(arguments, "plan", _flags)
+        given, method_fields = config_line.parse_flags(arguments, "plan", _flags)
         targets = device_targets.parse_targets(given.topology)
         if unknown := set(given.programs) - set(PARTS):
             raise ValueError(f"--programs has {sorted(unknown)[0]!r}; it may have {', '.join(PARTS)}")
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     except config_line.ERRORS as error:
         return console.fail(config_line.describe_flag_error(error, arguments), 2)
     try:
-        if method_of and (message := experiment.switch_method(given.config, method_of)):
+        if method_fields and (message := experiment.switch_method(given.config, method_fields)):
             console.say(message)
         if given.clients is not None:
             given.config.data.clients = given.clients

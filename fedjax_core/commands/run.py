@@ -109,7 +109,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     console.send_warnings_to_stderr()
     try:
-        given, method_of = config_line.parse_flags(arguments, "run", _flags)
+        given, method_fields = config_line.parse_flags(arguments, "run", _flags)
         if not given.workdir:
             raise ValueError(f"give --workdir=DIR, the directory of the run; {MORE}")
         seeds = None if given.seeds is None else _parse_seeds(given.seeds)
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str]) -> int:
     except config_line.ERRORS as error:
         return console.fail(config_line.describe_flag_error(error, arguments), 2)
     try:
-        if method_of and (message := experiment.switch_method(given.config, method_of)):
+        if method_fields and (message := experiment.switch_method(given.config, method_fields)):
             console.say(message)
         experiment.cache_compiled_programs(given.compilation_cache)
         if given.distributed or given.coordinator:

@@ -270,7 +270,7 @@ def find_network(spec: str, file: str | None = None) -> Network:
     around = {} if is_spec else {key: options.pop(key) for key in ("resize", "frame") if key in options}
     registry.check_call(f"model {name!r}", nn.image_size, ("input_shape",), around)
     given = () if is_spec else (*MODEL_ARGUMENTS, *nn.FIXED_OPTIONS.get(name, ()))
-    registry.check_call(f"model {name!r}", function, given, options, brought=origin != registry.BUILT_IN)
+    registry.check_call(f"model {name!r}", function, given, options, is_external=origin != registry.BUILT_IN)
     return Network(ResolvedSpec("model", spec, name, options, function, origin), around, file)
 
 

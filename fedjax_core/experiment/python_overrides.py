@@ -25,14 +25,14 @@ PROTOCOL = ("epochs", "batch", "weights")  # options of any method's training, w
 _FIELDS = {"method": "method.name", "model": "models", "loss": "loss", "score": "evaluation.scores"}  # that hold names
 
 
-def switch_method(config: Config, method_of: Mapping[str, Any]) -> str:
+def switch_method(config: Config, method_fields: Mapping[str, Any]) -> str:
     """Changes the method of a config, in place.
 
     Of the old method's options, those of `PROTOCOL` that the new one has are kept and all others
     are dropped: a coefficient of one method says nothing about another's of the same name.
 
     Args:
-      method_of: "name" of the new method, and options of it. If it is the config's own method, or
+      method_fields: "name" of the new method, and options of it. If it is the config's own method, or
         there is no name, these change its options.
 
     Returns:
@@ -42,12 +42,12 @@ def switch_method(config: Config, method_of: Mapping[str, Any]) -> str:
     Raises:
       ValueError: an option is None, which unsets it, and neither the method nor the config has it.
     """
-    method_of = {"name": config.method.name, **method_of}
-    name, own = registry.parse_spec(method_of["name"], "method.name")
+    method_fields = {"name": config.method.name, **method_fields}
+    name, own = registry.parse_spec(method_fields["name"], "method.name")
     function, before = method_builder(name), config.method.to_dict()
     old = before.pop("name")
     takes, takes_any = registry.read_parameters(function)
-    for key, value in method_of.items():
+    for key, value in method_fields.items():
         if value is None and not takes_any and key not in takes and key not in before:
             raise ValueError(f"method.{key}=None: method {name!r} has no option {key!r}.{option_types.did_you_mean(key, takes)}")
     if is_same := _is_method(old, function):
@@ -55,12 +55,12 @@ def switch_method(config: Config, method_of: Mapping[str, Any]) -> str:
     else:
         kept = {key: before[key] for key in before if key in PROTOCOL and key not in own and (key in takes or takes_any)}
     with config.unlocked():
-        config.method = _merge(kept, method_of)
+        config.method = _merge(kept, method_fields)
     if is_same:
         return ""
-    settings = {key: value for key, value in kept.items() if key not in method_of}
-    given = {**own, **{key: value for key, value in method_of.items() if key != "name"}}
-    dropped = {key: value for key, value in before.items() if key not in {*kept, *own, *method_of}}
+    settings = {key: value for key, value in kept.items() if key not in method_fields}
+    given = {**own, **{key: value for key, value in method_fields.items() if key != "name"}}
+    dropped = {key: value for key, value in before.items() if key not in {*kept, *own, *method_fields}}
     parts = [
         f"{word} {', '.join(f'{key}={value!r}' for key, value in options.items())}"
         for word, options in (("kept", without_none(settings)), ("dropped", without_none(dropped)), ("set", given))
