@@ -206,9 +206,10 @@ class Task:
         """(frozen, public), which `bind` takes."""
         return self.frozen, self.public
 
-    def bind(self, held: tuple[PyTree, PyTree], round_num: Array | int) -> "Task":
-        """Returns the task with other (traced) arrays and round."""
-        return dataclasses.replace(self, frozen=held[0], public=held[1], round_num=round_num)
+    def bind(self, arrays: tuple[PyTree, PyTree], round_num: Array | int) -> "Task":
+        """Returns the task with other (traced) arrays, as `bound_arrays` has them, and another round."""
+        frozen, public = arrays
+        return dataclasses.replace(self, frozen=frozen, public=public, round_num=round_num)
 
     def wrap_model(self, wrap: Callable[[Model], Model]) -> "Task":
         """Returns the task with a wrapped network, such as one whose inputs are augmented."""

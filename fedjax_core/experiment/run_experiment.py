@@ -57,7 +57,7 @@ def execute(
         this run then begins.
       progress: True: a bar; False: neither a bar nor lines; None: a bar on a terminal or in a
         notebook, lines elsewhere and where a console is given.
-      data: in place of the config's, which they must be if the run is resumed.
+      data: used in place of the config's. A resumed run needs the data that it began with.
       console: takes lines of text (label table, scores at the end); None: standard error.
       callbacks: beside those of the config: see `fedjax_core/run/callbacks.py`.
       fresh: deletes the run that the directory holds, whichever it is, and begins there.

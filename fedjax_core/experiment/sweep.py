@@ -67,7 +67,7 @@ def execute_all(
 
     Args:
       progress: see `execute`. Give False where the bars of several runs would overwrite each other.
-      data: in place of the configs', which they must be.
+      data: the data of all configs, already read; None: they are read here.
       say: takes a line about runs that cannot train together, and why.
 
     Returns:

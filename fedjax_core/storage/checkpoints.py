@@ -137,16 +137,16 @@ class Checkpoints:
         has_parts = parts is not None
         if not self.writer and (not has_parts or jax.process_count() == 1):
             return 0
-        together = distributed.all_or_none if has_parts else lambda _, step: step()
+        run_step = distributed.all_or_none if has_parts else lambda _, step: step()
         pending, first = None, 0
         with reword_os_errors(f"write the checkpoint of round {round_num} (earlier ones are intact) in", self.directory):
             try:
                 earlier = (earlier_in or self, earlier_round, dropped) if has_parts else None
                 begin = lambda: self._begin(round_num, state, record, earlier) if self.writer else None
-                pending = together("begin a checkpoint", begin)
+                pending = run_step("begin a checkpoint", begin)
                 if parts is not None:
                     first = self._write_parts(pending, parts)
-                together("end a checkpoint", lambda: None if pending is None else self._commit(pending))
+                run_step("end a checkpoint", lambda: None if pending is None else self._commit(pending))
             except BaseException:
                 if pending is not None:
                     shutil.rmtree(pending.temporary, ignore_errors=True)
