@@ -118,7 +118,7 @@ def fedpac(
         """Returns (class means [K, D], H_i [K, D], V_i [])."""
 
         def sums(batch):
-            z = model.features(net, batch.x, mask=batch.mask)[0]
+            z = model.features(net, batch.x, mask=batch.mask)[0].astype(jnp.float32)
             square = jnp.sum(jnp.where(batch.mask, jnp.sum(z**2, -1), 0))
             return *local_training.class_sums(z, batch.y, batch.mask, classes), square
 
