@@ -151,7 +151,7 @@ def squared_mmd(a: Array, b: Array, mask: Array) -> Array:
     pairs = (mask[:, None] & mask[None]).astype(a.dtype)
 
     def kernel(p, q):
-        square = jnp.sum((p[:, None] - q[None]) ** 2, -1)
+        square = losses.squared_distances(p, q)
         return sum(jnp.exp(-square / (2 * h)) for h in BANDWIDTHS)
 
     return jnp.sum(pairs * (kernel(a, a) + kernel(b, b) - 2 * kernel(a, b))) / jnp.maximum(jnp.sum(pairs), 1)

@@ -8,12 +8,13 @@ Sent to clients: model.
 Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama. Federated Learning Based on Dynamic
 Regularization. ICLR 2021. https://arxiv.org/abs/2111.04263
 
-  paper        here          meaning
-  theta        server.net    server model;  theta_k: the one that client k trains
-  h            server.h      mean over all m clients of their g_k
-  g_k          g             gradient of client k's loss where it last stopped
-  alpha        alpha         strength of the regulariser
-  m, P         N, S          all clients; those of the round
+  paper        here               meaning
+  theta        server.net         server model;  theta_k: the one that client k trains
+  h            server.h           mean over all m clients of their g_k
+  g_k          g                  gradient of client k's loss where it last stopped
+  alpha        alpha              strength of the regulariser
+  m            task.population    number of all clients
+  |P_t|        number             of the round's clients
 
 Unseen clients use the server's model.
 
@@ -71,7 +72,7 @@ def feddyn(
     Args:
       task: network and population; m is `task.population`.
       optimizer: local optimizer, which sees the gradient of the bent loss.
-      alpha: strength of the regulariser.
+      alpha: strength of the regulariser; the authors' script for CIFAR-10 has 0.01.
       epochs: local epochs.
       batch: B.
       score: the model that is scored: "server", theta, or "active_mean", theta + h / alpha, the mean

@@ -13,7 +13,7 @@ Federated Optimization. NeurIPS 2020. https://arxiv.org/abs/2007.07481
   p_i         weights         client i's share of the cohort's examples
   tau_i       steps           local steps of client i
   |a_i|_1     moved / unit    its effective steps: how often a gradient counts in its change
-  d_i         -uplink[0]      its change over its effective steps, times the learning rate
+  d_i         -direction      its change over its effective steps, times the learning rate
   tau_eff     tau_eff         effective steps of the server: the mean of |a_i|_1, or of tau_i
   mu          mu              weight of a proximal term
 

@@ -26,9 +26,10 @@ https://arxiv.org/abs/1909.06335
 Unseen clients use the server's model.
 
 Departures: the paper tunes eta for every task on a grid from 10^-3 to 10; the last two columns are
-the defaults here. FL-Simulator and FL-bench begin v at 0. FedAvgM has the printed, plain momentum;
-FL-bench takes Nesterov's step, and so does Flower's baseline, which says that the paper's runs did.
-Batch statistics are averaged and bypass the optimizer.
+the defaults here. FL-Simulator and FL-bench begin v at 0. Means are uniform as in the first paper, also
+FedAvgM's. FedAvgM has the printed, plain momentum; FL-bench takes Nesterov's step, and so does
+Flower's baseline, which says that the paper's runs did. Batch statistics are averaged and bypass the
+optimizer.
 """
 
 from collections.abc import Callable

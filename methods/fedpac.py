@@ -12,7 +12,7 @@ Collaboration. ICLR 2023. https://arxiv.org/abs/2306.11867
   phi_i       server.heads  [N, ...] each client's combined head
   c           prototypes    mean feature of each class over clients, after training
   lambda      lam           weight of the alignment
-  H_i, V_i    moments       [K, D] P_i(y) E[z | y], and the variance of their estimate
+  H_i, V_i    h_i, v_i      [K, D] P_i(y) E[z | y], and the variance of their estimate
   alpha_i     alpha         shares of the clients' heads in client i's
 
 A client trains its head, then the body under it by CE + lambda mean_b |z_b - c_(y_b)|^2 / D. A
@@ -118,7 +118,7 @@ def fedpac(
         """Returns (class means [K, D], H_i [K, D], V_i [])."""
 
         def sums(batch):
-            z = model.features(net, batch.x, mask=batch.mask)[0]
+            z = model.features(net, batch.x, mask=batch.mask)[0].astype(jnp.float32)
             square = jnp.sum(jnp.where(batch.mask, jnp.sum(z**2, -1), 0))
             return *local_training.class_sums(z, batch.y, batch.mask, classes), square
 

@@ -143,8 +143,7 @@ def fedproto(
 
     def nearest(sent, w_i, x):
         z = model.features(w_i, x)[0]
-        apart = jnp.sum((z[:, None] - sent.means[None]) ** 2, -1)
-        return {"logits": jnp.where(sent.known[None], -apart, FAR), "features": z}
+        return {"logits": jnp.where(sent.known[None], -losses.squared_distances(z, sent.means), FAR), "features": z}
 
     return Algorithm(
         server_init=lambda key: init_prototypes(task),

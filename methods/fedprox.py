@@ -10,7 +10,7 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. Federated Optimization in Heterogen
   paper     here              meaning
   w^t       server.net        server model
   mu        mu                weight of the proximal term
-  h_k       F_k, proximal     client k's objective: cross-entropy plus mu/2 ||w - w^t||^2
+  h_k       proximal          client k's objective: cross-entropy F_k plus mu/2 ||w - w^t||^2
 
 Unseen clients use the server's model.
 

@@ -168,7 +168,7 @@ def merge_neighbours(values: Array, held: Array, neighbours: int = 1) -> tuple[A
     values = jnp.where(held[..., None], values, 0)
 
     def of_class(c, holds):  # [C, D], [C]
-        apart = jnp.sum((c[:, None] - c[None]) ** 2, -1)
+        apart = losses.squared_distances(c, c)
         others = holds[None] & ~jnp.eye(len(c), dtype=bool)
         near, who = jax.lax.top_k(jnp.where(others, -apart, -jnp.inf), min(neighbours, len(c) - 1))
         is_near = (near > -jnp.inf).astype(c.dtype)  # [C, M], as A(k, i) = 1

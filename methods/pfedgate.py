@@ -12,9 +12,9 @@ ICML 2023. https://arxiv.org/abs/2305.02776
   phi_i       gate         gating layer of client i, never sent: inputs [B, D_in] -> a [B, L], a number per block
   B           blocks       blocks per tensor; L in all
   s_i         sparsity     fraction of the parameters that the client can afford
-  M_i         mask         factors of the blocks:   M_l = t_l k_l,   theta_i = theta_g * M_i
-  s, t        score        mean over the batch of sigmoid(a): a block's importance, and its weight
-  k_l         keep         1 for the kept blocks: the first of every tensor, then by importance while they fit
+  M_i         apply_mask   factors of the blocks:   M_l = t_l k_l,   theta_i = theta_g * M_i
+  s, t        s, t         mean over the batch of sigmoid(a): a block's importance, and its weight
+  k_l         kept         1 for the kept blocks: the first of every tensor, then by importance while they fit
 
 The gate normalizes its inputs and outputs over the batch. Dense layers and all others have separate
 budgets. k has no gradient, and the importance a straight-through one. Gate and network train

@@ -12,7 +12,7 @@ Generation. ICCV 2023. https://arxiv.org/abs/2308.15367
   d_i        "clients"               descriptor of client i, a row of [N, D]
   G          generate_prompts(...)   P_i = P_b + attention of d_i over P_b (H heads), through a linear map
   P_i        sent                    prompts of client i, [n, D], inserted once, after the class token
-  h_i        mine                    client i's head, never sent
+  h_i        rest                    client i's head, never sent, and all that is fixed
   alpha      server_lr
 
   G <- G - alpha sum_i (dP_i/dG)^T (P_i - P~_i),   P~_i the prompts as trained by client i

@@ -21,7 +21,8 @@ Unseen clients train the server's model locally.
 Departures: the teacher predicts in evaluation mode, without augmentation (config.augment), while
 the student sees augmented images; in the authors' code both see the same. The mean is weighted by
 examples unless weights="uniform". The personal model of a client that never trained is the
-server's.
+server's. lambda = 0.5 and tau = 3 are those of another implementation, Fling; the authors' code has 1
+for both.
 """
 
 from typing import NamedTuple

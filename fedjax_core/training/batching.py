@@ -254,7 +254,11 @@ def map_examples(fn: Callable[[Batch], PyTree], data: ClientData, *, batch: int)
 
 
 def class_sums(values: Array, y: Array, mask: Array, classes: int) -> tuple[Array, Array]:
-    """Returns the sums [K, D] of `values` [B, D] by class, and the numbers of examples [K]."""
+    """Returns the sums [K, D] of `values` [B, D] by class, and the numbers of examples [K], float32 or wider.
+
+    A bfloat16 sum of some hundred equal numbers would stop growing.
+    """
+    values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
     one_hot = jax.nn.one_hot(y, classes, dtype=values.dtype) * mask[:, None]
     return one_hot.T @ jnp.where(mask[:, None], values, 0), jnp.sum(one_hot, 0)
 

@@ -3,12 +3,12 @@
 Snell, Swersky, Zemel. Prototypical Networks for Few-shot Learning. NeurIPS 2017.
 https://arxiv.org/abs/1703.05175
 
-  paper       here              meaning
-  N_C         way               classes of an episode
-  N_S, N_Q    shot, query       its support and query examples per class
-  f_phi       model.features    embedding
-  c_k         prototypes        mean embedding of the support of class k
-  d           distances         squared Euclidean
+  paper       here               meaning
+  N_C         way                classes of an episode
+  N_S, N_Q    shot, query        its support and query examples per class
+  f_phi       model.features     embedding
+  c_k         class_prototypes   mean embedding of the support of class k
+  d           squared_distances  squared Euclidean
 
 A local step is one episode, drawn from the client's own examples. The test set has classes that no
 client trains on, and is evaluated on fixed episodes. Methods need no change: `Batch.x` is an
@@ -30,7 +30,7 @@ import numpy as np
 
 from fedjax_core.algorithm import Array, ClientData, Examples, Net, PyTree
 from fedjax_core.task import Model
-from fedjax_core.training import local_training
+from fedjax_core.training import local_training, losses
 from fedjax_core.training.batching import draw_bits
 
 ABSENT_LOGIT = -1e9  # logit of a class that is not in the episode
@@ -139,11 +139,6 @@ def class_prototypes(support: Array, mask: Array) -> Array:
     return total / jnp.maximum(jnp.sum(mask, 1), 1)[:, None]  # Eq. 1
 
 
-def squared_distances(query: Array, prototypes: Array) -> Array:
-    """Returns squared Euclidean distances, [Q, D], [way, D] -> [Q, way]."""
-    return jnp.sum((query[:, None] - prototypes[None]) ** 2, -1)
-
-
 def prototypical_model(model: Model, classes: int) -> Model:
     """Makes a prototypical network of a model.
 
@@ -177,7 +172,7 @@ def prototypical_model(model: Model, classes: int) -> Model:
             z, stats = model.features(net, x, key, train=train, mask=mask)
             return {"features": z} | hidden, stats
         support, query, stats = embed(net, x, key, train, mask)
-        episode_logits = -squared_distances(query, class_prototypes(support, x.support_mask))  # Eq. 2
+        episode_logits = -losses.squared_distances(query, class_prototypes(support, x.support_mask))  # Eq. 2
         columns = jnp.where(jnp.any(x.support_mask, 1), x.classes, classes)  # K, which is dropped, for an empty class
         logits = jnp.full((len(query), classes), ABSENT_LOGIT, episode_logits.dtype)
         logits = logits.at[:, columns].set(episode_logits, mode="drop")

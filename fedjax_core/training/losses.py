@@ -148,6 +148,11 @@ def euclidean_distances(a: Array, b: Array, tolerance: float) -> Array:
     return jnp.where(far, jnp.sqrt(jnp.where(far, square, 1)), 0)
 
 
+def squared_distances(a: Array, b: Array) -> Array:
+    """Returns the squared Euclidean distances [B, K] between the rows of `a` [B, D] and of `b` [K, D]."""
+    return jnp.sum((a[:, None] - b[None]) ** 2, -1)
+
+
 def normalize(x: Array) -> Array:
     """Scales `x` [..., D] to norm 1 along the last axis; zeros stay zeros, with a zero gradient."""
     return jnp.where(jnp.sum(x * x, -1, keepdims=True) > TINY, x / safe_norms(x)[..., None], 0)

@@ -1,11 +1,11 @@
-"""Rows that are put together to be trained on."""
+"""Means of classes, and rows that are put together to be trained on."""
 
 import chex
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_core.algorithm import Cohort
-from fedjax_core.training.batching import uplinks_as_examples
+from fedjax_core.algorithm import ClientData, Cohort, Examples
+from fedjax_core.training.batching import class_means, uplinks_as_examples
 
 
 class ReceivedTest(chex.TestCase):
@@ -24,3 +24,13 @@ class ReceivedTest(chex.TestCase):
             chex.assert_trees_all_equal(found.arrays.x[rows], np.stack([x for x, _ in expected]))
             self.assertEqual(found.arrays.y[rows].tolist(), [y for _, y in expected])
             self.assertTrue(np.isfinite(found.arrays.x).all())
+
+
+class ClassMeansTest(chex.TestCase):
+    def test_features_of_few_bits_are_summed_in_float32(self):
+        """In bfloat16 the number of a class's examples stops at 8192, and the mean of 10000 is a fifth too large."""
+        rows = jnp.arange(20_000, dtype=jnp.int32)
+        data = ClientData(Examples(jnp.full((len(rows), 2), 2.0), rows % 2), rows, jnp.int32(len(rows)))
+        means, counts = class_means(lambda batch: batch.x.astype(jnp.bfloat16), data, classes=3, batch=64)
+        self.assertEqual(counts.tolist(), [10_000, 10_000, 0])
+        self.assertEqual(means.tolist(), [[2.0, 2.0], [2.0, 2.0], [0.0, 0.0]])

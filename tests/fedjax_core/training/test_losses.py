@@ -110,6 +110,12 @@ def test_rounding_is_that_of_the_coarsest():
     assert losses.rounding_tolerance(()) == losses.rounding_tolerance(jnp.ones(2))
 
 
+def test_squared_distances_are_of_each_pair_of_rows():
+    a, b = np.array([[0.0, 0.0], [1.0, 2.0], [3.0, -1.0]]), np.array([[1.0, 1.0], [3.0, 0.0]])
+    expected = [[sum((x - y) ** 2 for x, y in zip(p, q, strict=True)) for q in b] for p in a]
+    np.testing.assert_allclose(losses.squared_distances(jnp.asarray(a), jnp.asarray(b)), expected)
+
+
 def test_the_mean_over_nothing_is_zero_with_zero_gradient():
     nobody = np.zeros(5, bool)
     for loss in (lambda o: losses.cross_entropy(o, Y, nobody), lambda o: losses.squared_error(o, TARGETS, nobody)):
