@@ -5,6 +5,7 @@ with few optimizations (`tests/quick.py`). FEDJAX_TEST_OPTIMISED=1 compiles as f
 CI does. Compiled programs are cached until the end of the session, for all of its workers.
 """
 
+import functools
 import gc
 import os
 import shutil
@@ -84,6 +85,7 @@ def launcher(tmp_path_factory):
         yield started
 
 
+@functools.lru_cache(8)  # asked again for each file of METHODS
 def _case(nodeid: str) -> str:
     """Returns the method of `tests/toy.py` that a contract test checks; empty for other tests."""
     file, _, test = nodeid.partition("::")
