@@ -162,6 +162,12 @@ def explain_lost_process(error: BaseException) -> str:
     )
 
 
+def advise_joining() -> str:
+    """Returns what to add to an error of processes that a cluster started together, and that run apart; "" if it started one."""
+    numbers = {name: os.environ.get(name, "1") for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")}
+    return "".join(f"; {name}={n}: processes of one run need --distributed" for name, n in numbers.items() if n != "1")
+
+
 def broadcast_from_process_0(value: Any) -> Any:
     """Returns the JSON value of process 0, whatever the others have."""
     if jax.process_count() == 1:
