@@ -2,6 +2,7 @@
 
 import functools
 import re
+from typing import Any
 
 import chex
 import jax
@@ -52,7 +53,8 @@ class RefusalTest(chex.TestCase):
         sim = simulate(tally)
         with self.assertRaisesRegex(ValueError, rf"^seed={re.escape(repr(seed))} must be .*in \[0, 2\*\*32\)$"):
             sim.init(seed)
-        chex.assert_trees_all_equal(sim.init(np.uint8(3)), sim.init(3))
+        of_numpy: Any = np.uint8(3)
+        chex.assert_trees_all_equal(sim.init(of_numpy), sim.init(3))
 
     @parameterized.parameters(
         (lambda mine: mine | {"rounds": jnp.int32(1)}, r"at \['rounds'\], float32\[\] against int32\[\]"),
