@@ -65,7 +65,8 @@ def join_processes(coordinator: str | None, processes: int | None, process: int 
       coordinator: host:port of process 0; None: the cluster tells all three.
 
     Raises:
-      ValueError: no cluster that tells, or one that jax cannot read, or a variable that is no list of devices; one line.
+      ValueError: no cluster that tells, or one that jax cannot read, or a variable that is no list of devices, or another
+        number of processes than process 0 has; one line.
       OSError: the others cannot be reached; one line.
     """
     ids = os.environ.get(DEVICE_IDS) or "0"
@@ -75,7 +76,7 @@ def join_processes(coordinator: str | None, processes: int | None, process: int 
     address = f" at {coordinator}" if coordinator else ""
     later = int(JOIN_TIMEOUT) + 60  # than `_watch_joining` ends this process
     try:
-        with _watch_joining(processes, address):
+        with _watch_joining(processes, process, address):
             jax.distributed.initialize(
                 coordinator, processes, process, initialization_timeout=later, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT
             )
@@ -91,24 +92,30 @@ def join_processes(coordinator: str | None, processes: int | None, process: int 
         else:
             what = f"cannot read what the cluster says of this process: {type(error).__name__}: {_one_line(error)}"
         raise ValueError(f"--distributed {what}; {ADVICE}") from error
+    given = allgather([processes or jax.process_count()])[:, 0]  # jax goes on with the number of process 0
+    if len(others := np.flatnonzero(given != given[0])):
+        both = f"--processes={given[others[0]]} of process {others[0]}, --processes={given[0]} of process 0"
+        raise ValueError(f"{both}: all processes need the same number")
 
 
 @contextlib.contextmanager
-def _watch_joining(processes: int | None, address: str) -> Iterator[None]:
+def _watch_joining(processes: int | None, process: int | None, address: str) -> Iterator[None]:
     """Reports a long wait for the other processes, and ends this one after `JOIN_TIMEOUT`, or at once by Ctrl-C.
 
     Inside of jax, Python would see Ctrl-C after the wait, and jax ends a wait that is too long by a signal.
     """
     has_joined, who = threading.Event(), f"the {processes} processes" if processes else "the processes"
+    causes = "one has not started, or process 0 has another address, or cannot be reached"
+    if processes:
+        causes += f", or two have the same --process or other --processes (this one: --process={process}, --processes={processes})"
 
     def watch() -> None:
         if has_joined.wait(JOIN_REPORT):
             return
-        _log.warning("waiting until %s have found each other%s, up to %.0f s", who, address, JOIN_TIMEOUT)
+        _log.warning("waiting until %s have found each other%s, up to %.0f s: perhaps %s", who, address, JOIN_TIMEOUT, causes)
         if has_joined.wait(JOIN_TIMEOUT - JOIN_REPORT):
             return
-        why = "one has not started, or process 0 has another address, or cannot be reached"
-        sys.stderr.write(f"error: {who} did not find each other{address} in {JOIN_TIMEOUT:.0f} s: {why}\n")
+        sys.stderr.write(f"error: {who} did not find each other{address} in {JOIN_TIMEOUT:.0f} s: {causes}\n")
         _exit_at_once(1)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -153,6 +160,12 @@ def explain_lost_process(error: BaseException) -> str:
         "another process of this run has ended, or is out of reach; its own last line says why. The same command in "
         f"all processes goes on from the last checkpoint ({first[:MAX_QUOTED]})"
     )
+
+
+def advise_joining() -> str:
+    """Returns what to add to an error of processes that a cluster started together, and that run apart; "" if it started one."""
+    numbers = {name: os.environ.get(name, "1") for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")}
+    return "".join(f"; {name}={n}: processes of one run need --distributed" for name, n in numbers.items() if n != "1")
 
 
 def broadcast_from_process_0(value: Any) -> Any:

@@ -21,8 +21,9 @@ Unseen clients use the server's model.
 Departures: the rate is measured, as how far a constant gradient of 1 moves a number in the
 optimizer's first step; with momentum dw_k is no longer a sum of gradients. Clients are drawn
 uniformly and not weighted; the paper draws them by their examples. F_k is in evaluation mode, plus
-1e-10 as in the released code. q-FedSGD is not here. Norms are of the weights; batch statistics are
-averaged uniformly.
+1e-10 as in the released code. A round whose every F_k^q is 0 in float32 ends the run: the server
+would stand still. q-FedSGD is not here. Norms are of the weights; batch statistics are averaged
+uniformly.
 """
 
 import jax.numpy as jnp
@@ -71,7 +72,9 @@ def qfedavg(
 
     def server_update(server, collected, cohort, key):
         step, h = collected
-        params = optax.tree.scale(1 / jnp.maximum(h, aggregators.TINY), step.params)  # -sum Delta_k / sum h_k
+        is_lost = (h < aggregators.TINY) & jnp.any(cohort.examples > 0)  # all F_k^q are 0 in float32
+        scale = jnp.where(is_lost, jnp.nan, 1 / jnp.maximum(h, aggregators.TINY))
+        params = optax.tree.scale(scale, step.params)  # -sum Delta_k / sum h_k
         return optax.tree.add(server, step._replace(params=params)), {}
 
     return Algorithm(

@@ -288,6 +288,8 @@ def test_a_second_process_in_the_directory_is_refused(launcher, copy):
     assert first.until(lambda: metrics.stat().st_size > before, "rounds")
     error = only_error_of(launcher.run(*flags), 1)
     assert f"another process runs there (pid {first.pid})" in error
+    told = launcher.run(*flags, environment={"SLURM_NTASKS": "2"})  # by srun, without --distributed
+    assert only_error_of(told, 1).rstrip().endswith("; SLURM_NTASKS=2: processes of one run need --distributed")
     assert first.poll() is None
     first.send(9)
     assert first.wait().status == -9

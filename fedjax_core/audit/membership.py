@@ -119,7 +119,7 @@ def train_shadows(
         pair, is_rest = divmod(shadow, 2)
         is_in = draw_half(data.train_index, len(data.train.y), np.random.default_rng([seed, pair])) ^ bool(is_rest)
         simulator = build(dataclasses.replace(data, train_index=tuple(index[is_in[index]] for index in data.train_index)))
-        state, _ = simulator.run_rounds(simulator.init(seed + 1 + shadow), rounds)
+        state, _ = simulator.run_rounds(simulator.init((seed + 1 + shadow) % 2**32), rounds)
         both = (compute_confidences(simulator, state, part) for part in (select_examples(data.train, members), data.test))
         values.append(np.concatenate(list(both)))
         # A test example counts for one model of each pair, so that its score varies as much as a member's.

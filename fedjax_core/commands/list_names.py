@@ -24,7 +24,6 @@ from flax import nnx
 from fedjax_core import devices, experiment, nn, option_types, own_packages, registry
 from fedjax_core.commands.config_flags import FOLDERS, find_file, list_bundled
 from fedjax_core.commands.main import run_and_exit
-from fedjax_core.commands.tables.definition import read_definition
 from fedjax_core.data import partition, poisoning, sources
 from fedjax_core.data.sources.dataset_cards import CARDS
 from fedjax_core.devices import client_values
@@ -256,6 +255,8 @@ def describe_name(kind: str, name: str) -> str:
 
 def _describe_labels(file: str) -> str:
     """Returns the rows and columns of a table's variant small, which `--only` and `--set` name."""
+    from fedjax_core.commands.tables.definition import read_definition  # needed here alone
+
     table = read_definition(file, "small")
     labels = {"Rows": table.rows, "Columns": table.columns}
     return "\n".join(f"{what + ':':9} {'; '.join(part.label for part in parts)}" for what, parts in labels.items())

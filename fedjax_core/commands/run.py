@@ -32,6 +32,7 @@ from fedjax_core.commands.main import run_and_exit
 from fedjax_core.reporting import console
 from fedjax_core.reporting.terminal import write_text
 from fedjax_core.run import CallbackFailed, Interrupted
+from fedjax_core.storage.workdir import DirectoryInUse
 
 KNOWN = (ValueError, TypeError, OSError, FloatingPointError)  # errors that say what is wrong in one line
 
@@ -83,7 +84,7 @@ def _run_seeds(config: Any, workdir: str, seeds: Sequence[int], fresh: bool) -> 
     outcomes = dict(zip(seeds, experiment.execute_all(runs, say=console.say), strict=True))
     failed = {seed: outcome for seed, outcome in outcomes.items() if isinstance(outcome, Exception)}
     for seed, error in failed.items():
-        console.fail(f"seed {seed}: {console.one_line(error)}", 1)
+        console.fail(f"seed {seed}: {console.one_line(error)}{_advise(error)}", 1)
     for error in failed.values():
         if not isinstance(error, KNOWN):
             raise error
@@ -91,6 +92,10 @@ def _run_seeds(config: Any, workdir: str, seeds: Sequence[int], fresh: bool) -> 
     if stopped:
         raise Interrupted("; ".join(stopped))
     return 1 if failed else 0
+
+
+def _advise(error: Exception) -> str:
+    return distributed.advise_joining() if isinstance(error, DirectoryInUse) else ""
 
 
 def _say_labelled(label: str, text: str) -> None:
@@ -138,7 +143,7 @@ def main(arguments: Sequence[str]) -> int:
             distributed.exit_if_joined(status)
         return status
     except KNOWN as error:
-        return console.fail(distributed.explain_lost_process(error) or error, 1)
+        return console.fail(distributed.explain_lost_process(error) or f"{console.one_line(error)}{_advise(error)}", 1)
     except CallbackFailed as error:
         if error.__cause__ is not None:
             raise

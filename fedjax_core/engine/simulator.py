@@ -21,7 +21,7 @@ from typing import TypeVar
 import jax
 import numpy as np
 
-from fedjax_core import distributed, registry
+from fedjax_core import distributed, option_types, registry
 from fedjax_core.algorithm import PyTree
 from fedjax_core.engine import (
     asynchronous,
@@ -90,8 +90,12 @@ class Simulator:
         return self.compiled.spec
 
     def init(self, seed: int) -> State:
-        """Returns the state before round 1: the server's, every client's, and `prepare` done if the method has it."""
-        state = dispatch.init_state(self.compiled, seed)
+        """Returns the state before round 1: the server's, every client's, and `prepare` done if the method has it.
+
+        Args:
+          seed: of all draws, in [0, 2**32).
+        """
+        state = dispatch.init_state(self.compiled, option_types.check_value("seed", seed, option_types.Seed))
         for g in range(len(self.spec.groups)):
             if self.spec.abstract_algorithm(g).prepare is not None:
                 before = state  # bound now: it may run again, with smaller chunks, if memory is short

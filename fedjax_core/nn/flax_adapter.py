@@ -306,6 +306,7 @@ def _warn_of_outputs_and_weights(model: Model, kind: type, example: jax.ShapeDty
     """Warns, once for a builder, if its outputs are those of a softmax or a sigmoid, which losses and scores apply to logits.
 
     And if all its initial weights are the same for every seed: runs of several seeds would differ less than they should.
+    Not if they are constants, such as the zeros of a logistic regression.
     """
     names = _ENDS_READ.setdefault(kind, set())
     if model.name in names:
@@ -318,7 +319,7 @@ def _warn_of_outputs_and_weights(model: Model, kind: type, example: jax.ShapeDty
     names.add(model.name)
     if end := _find_end(jaxpr):
         log.warning("model %r ends in a %s: losses and scores take logits, which are its inputs", model.name, end)
-    if not _reads_inputs(init.jaxpr):
+    if not _reads_inputs(init.jaxpr) and not _is_constant(model):
         log.warning(
             "model %r begins with the same weights for every seed; if they should differ, draw them from the rngs= that its "
             "constructor may take",
@@ -328,6 +329,11 @@ def _warn_of_outputs_and_weights(model: Model, kind: type, example: jax.ShapeDty
 
 # By class the builders whose last operation was read: several may return one class, such as nnx.Sequential.
 _ENDS_READ: weakref.WeakKeyDictionary[type, set[str]] = weakref.WeakKeyDictionary()
+
+
+def _is_constant(model: Model) -> bool:
+    """Returns whether each array of the initial weights has one value throughout, such as 0: nothing of it is drawn."""
+    return all(np.ptp(leaf) == 0 for leaf in map(np.asarray, jax.tree.leaves(model.init(jax.random.key(0)).params)) if leaf.size)
 
 
 def _reads_inputs(jaxpr: Any) -> bool:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
 
 from fedjax_core import distributed
@@ -69,8 +70,20 @@ def test_a_process_that_stays_alone_ends_with_a_line(ends_by):
             assert process.wait(10) == -signal.SIGINT
         else:
             said = "error: the 2 processes did not find each other at 127.0.0.1:1 in 2 s: one has not started, or process 0 has"
-            assert said in process.stderr.read()
+            rest = process.stderr.read()
+            assert said in rest
+            assert "or two have the same --process or other --processes (this one: --process=1, --processes=2)" in rest
             assert process.wait(10) == 1
+
+
+def test_another_number_of_processes_than_that_of_process_0_is_refused(monkeypatch):
+    """Names both numbers: jax goes on with that of process 0."""
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *given, **more: None)
+    monkeypatch.setattr(distributed, "_process", None)
+    monkeypatch.setattr(distributed, "allgather", lambda numbers: np.array([[2], numbers]))
+    with pytest.raises(ValueError, match="--processes=3 of process 1, --processes=2 of process 0: all processes need the same"):
+        distributed.join_processes("localhost:1", 3, 1)
+    distributed.join_processes("localhost:1", 2, 1)
 
 
 def test_devices_of_a_process_that_are_no_numbers_are_refused(monkeypatch):

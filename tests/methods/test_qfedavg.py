@@ -72,6 +72,18 @@ class QFedAvgTest(chex.TestCase):
         with self.assertRaisesRegex(ValueError, f"^q={q} must be .*at least 0$"):
             qfedavg(toy.task(), optimizer=local_training.sgd(0.1), q=q)
 
+    def test_powers_of_losses_that_are_all_zero_are_refused(self):
+        """In float32 the tenth power of 1e-5 is 0: the network would stand still without a word."""
+
+        def loss(outputs, y, mask):
+            value = losses.target_loss(outputs, y, mask)
+            return value + (1e-6 - 1) * jax.lax.stop_gradient(value)
+
+        method = functools.partial(qfedavg, optimizer=local_training.sgd(0.05), epochs=1, batch=6)
+        quadratics.run(functools.partial(method, q=2.0), 1, loss=loss)
+        with self.assertRaisesRegex(FloatingPointError, "round 1: the server's new state is not finite.*such as q of q-FedAvg"):
+            quadratics.run(functools.partial(method, q=10.0), 1, loss=loss)
+
     def test_losses_in_another_unit_leave_the_direction(self):
         """All clients' values are multiplied, and no gradient is: the step is as steep, and longer."""
 

@@ -195,7 +195,12 @@ def grouped_dirichlet(
 
 
 def pathological(
-    labels: np.ndarray, clients: int, seed: int, *, classes_per_client: AtLeastOne | Sequence[AtLeastOne], equal_volume: bool = True
+    labels: np.ndarray,
+    clients: int,
+    seed: int,
+    *,
+    classes_per_client: AtLeastOne | Sequence[AtLeastOne],
+    equal_volume: bool | Literal["random"] = True,
 ) -> RaggedIndex:
     """Gives each client n classes; the clients that hold a class divide its examples equally.
 
@@ -208,7 +213,9 @@ def pathological(
         2, 4, 6, 8 and 10).
       equal_volume: every client gets the same number of examples of each of its classes, the
         largest that all can have; examples beyond it belong to no client. False deals out all
-        examples, and sizes differ as class sizes and holders do.
+        examples, and sizes differ as class sizes and holders do. "random" draws sizes as PFLlib
+        without `balance`: of a class's m examples and h holders, each but the last gets between
+        m / (10 h) and m / h, and the last one the rest. All classes per client are its `iid`.
     """
     labels = check_labels(labels, clients)
     classes, rows = np.unique(labels, return_counts=True)
@@ -233,8 +240,23 @@ def pathological(
             f"class {classes[c]} has {rows[c]} examples for {holders[c]} holders ({clients} clients with classes_per_client="
             f"{classes_per_client}); needs fewer clients or fewer classes per client."
         )
-    table = held * np.min(rows // holders) if equal_volume else apportion(rows, held)
+    if equal_volume == "random":
+        table = _draw_volumes(rng, rows, held)
+    else:
+        table = held * np.min(rows // holders) if equal_volume else apportion(rows, held)
     return _deal(labels, classes, table, rng)
+
+
+def _draw_volumes(rng: np.random.Generator, rows: np.ndarray, held: np.ndarray) -> np.ndarray:
+    """Returns [K, N] random numbers of examples of clients that hold a class; the last one's is the rest of `rows` [K]."""
+    table = np.zeros(held.shape, np.int64)
+    for own, number, holds in zip(table, rows, held, strict=True):
+        *others, last = np.flatnonzero(holds)
+        most = number // (len(others) + 1)
+        least = max(most // 10, 1)
+        own[others] = rng.integers(least, max(most, least + 1), len(others))
+        own[last] = number - own.sum()
+    return table
 
 
 def shards(labels: np.ndarray, clients: int, seed: int, *, shards_per_client: AtLeastOne = 2) -> RaggedIndex:

@@ -1,6 +1,8 @@
 """What no simulation can be made of is refused, and what a method breaks is named."""
 
 import functools
+import re
+from typing import Any
 
 import chex
 import jax
@@ -44,6 +46,15 @@ class RefusalTest(chex.TestCase):
     def test_settings_out_of_range(self, settings, message):
         with self.assertRaisesRegex(ValueError, message):
             simulate(tally, **settings)
+
+    @parameterized.parameters(1.5, "1", None, True, -1, 2**32, np.int64(2**40), 2**70)
+    def test_a_seed_that_is_none(self, seed):
+        """JAX takes 2**32 for 0, -1 for 2**32 - 1, and refuses others without the argument's name."""
+        sim = simulate(tally)
+        with self.assertRaisesRegex(ValueError, rf"^seed={re.escape(repr(seed))} must be .*in \[0, 2\*\*32\)$"):
+            sim.init(seed)
+        of_numpy: Any = np.uint8(3)
+        chex.assert_trees_all_equal(sim.init(of_numpy), sim.init(3))
 
     @parameterized.parameters(
         (lambda mine: mine | {"rounds": jnp.int32(1)}, r"at \['rounds'\], float32\[\] against int32\[\]"),

@@ -546,9 +546,19 @@ class OneSeed(nnx.Module):
         return self.layer(x)
 
 
+class Zeros(nnx.Module):
+    """Logistic regression from 0."""
+
+    def __init__(self, classes: int, *, rngs: nnx.Rngs):
+        self.head = nnx.Linear(4, classes, kernel_init=nnx.initializers.zeros, rngs=rngs)
+
+    def body(self, x):
+        return x
+
+
 def test_weights_that_are_the_same_for_every_seed_are_warned_of(caplog):
     with caplog.at_level("WARNING"):
-        for builder in (Parted, OfLinen):
+        for builder in (Parted, OfLinen, Zeros):
             of(builder)
         assert "for every seed" not in caplog.text
         for _ in range(2):

@@ -22,6 +22,42 @@ from tests.fedjax_core.data.partition.labels import (
 )
 
 
+def random_volumes_one_by_one(clients, classes_per_client, rows, rng):
+    """PFLlib's `separate_data` without `balance`: [K, N] numbers of examples."""
+    classes, left = len(rows), [classes_per_client] * clients
+    volumes = np.zeros((classes, clients), int)
+    for c in range(classes):
+        chosen = [k for k in range(clients) if left[k] > 0][: int(np.ceil(clients / classes * classes_per_client))]
+        mean = rows[c] / len(chosen)
+        for k in chosen[:-1]:
+            volumes[c, k] = rng.integers(int(max(mean / 10, 1 / classes)), int(mean))
+        volumes[c, chosen[-1]] = rows[c] - volumes[c].sum()
+        for k in chosen:
+            left[k] -= 1
+    return volumes
+
+
+@pytest.mark.parametrize("each", [2, 10])
+def test_random_volumes_are_those_of_pfllib(each):
+    """All classes per client are its unbalanced "iid"; the last holder of a class has most of it."""
+    labels, rng = np.repeat(np.arange(10), 600), np.random.default_rng(0)
+    sorted_ours, sorted_theirs = [], []
+    for seed in range(40):
+        index = partition.pathological(labels, 20, seed, classes_per_client=each, equal_volume="random")
+        assert_disjoint(index)
+        ours, theirs = table(labels, index).T, random_volumes_one_by_one(20, each, [600] * 10, rng)
+        assert ours.sum() == len(labels)
+        for volumes, found in ((ours, sorted_ours), (theirs, sorted_theirs)):
+            held = [own[own > 0] for own in volumes]
+            assert {len(own) for own in held} == {2 * each}
+            assert all(30 // each <= own[:-1].min() and own[:-1].max() < 300 / each for own in held)
+            found.append([np.sort(own) for own in held])
+    means = [np.mean(found, (0, 1)) for found in (sorted_ours, sorted_theirs)]
+    np.testing.assert_allclose(*means, rtol=0.08)
+    few = partition.pathological(np.arange(10).repeat(5), 4, 0, classes_per_client=10, equal_volume="random")
+    assert table(np.arange(10).repeat(5), few).min() >= 1
+
+
 @LIGHT
 @given(labelled(), st.integers(1, 12), seeds, alphas)
 def test_dirichlet_covers_without_overlap(labels, clients, seed, alpha):

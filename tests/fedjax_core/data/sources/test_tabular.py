@@ -274,6 +274,15 @@ def test_codes_are_names_of_classes_and_domains(caplog):
     assert sources.from_table(table, x="x", y="year", test_fraction=0.5).class_names == ("2019", "2020")
 
 
+def test_classes_that_differ_in_capitals_alone_are_told(caplog):
+    """Single letters, whose capitals are other classes, are not."""
+    table = {"x": [1.0, 2.0, 3.0], "y": ["true", "True", "false"]}
+    assert sources.from_table(table, table, x="x", y="y").class_names == ("True", "false", "true")
+    assert caplog.messages == ["column 'y' has both 'True' and 'true', which differ in capitals alone: each counts for itself"]
+    sources.from_table(*[table | {"y": ["a", "A", "b"]}] * 2, x="x", y="y")
+    assert len(caplog.messages) == 1
+
+
 class Index(list):
     """Stands in for an index of pandas, or an array of names."""
 
