@@ -134,7 +134,7 @@ def raise_if_diverged(
     if server_diverged:
         raise Diverged(
             f"round {round_num}: the server's new state is not finite, though all that clients sent is; lower the "
-            "learning rate of the server, or a power of the losses such as q of q-FedAvg, which made all weights 0"
+            "learning rate of the server (of q-FedAvg, q, if every loss to this power is 0 in float32)"
         )
 
 

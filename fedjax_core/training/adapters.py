@@ -154,8 +154,8 @@ class Site(NamedTuple):
         return self.path[:-1] + ((self.part,) if self.part else ())
 
 
-def find_all_sites(shapes: PyTree) -> list[Site]:
-    """Finds the kernels that may be targets."""
+def find_sites(shapes: PyTree, targets: Sequence[str], name: str = "the network") -> list[Site]:
+    """Finds the kernels that are targets; the ValueError for an unknown one lists all."""
     all_sites = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
         names = tuple(step.key for step in path)
@@ -167,19 +167,9 @@ def find_all_sites(shapes: PyTree) -> list[Site]:
         inputs, outputs = math.prod(shape[:joined]), math.prod(shape[joined:]) // len(parts)
         if len(shape) == joined + 1 or len(parts) > 1:
             all_sites += [Site(names, part, parts, stack, inputs, outputs) for part in parts]
-    return all_sites
-
-
-def list_targets(sites: Sequence[Site]) -> tuple[str, ...]:
-    """Returns the names of kernels, each once."""
-    return tuple(dict.fromkeys(site.part or site.path[-2] for site in sites))
-
-
-def find_sites(shapes: PyTree, targets: Sequence[str], name: str = "the network") -> list[Site]:
-    """Finds the kernels that are targets; the ValueError for an unknown one lists all."""
-    all_sites = find_all_sites(shapes)
+    names = list(dict.fromkeys(site.part or site.path[-2] for site in all_sites))
     for target in targets:
-        registry.check_choice(f"adapter target of {name}", target, list_targets(all_sites))
+        registry.check_choice(f"adapter target of {name}", target, names)
     return [site for site in all_sites if (site.part or site.path[-2]) in targets]
 
 
@@ -483,22 +473,7 @@ def adapter_task(
     if missing := [name for name in shapes.params if name not in arrays.params and name not in entries]:
         raise ValueError(f"adapter: {model.name} needs frozen arrays for {', '.join(missing)}")
     frozen_shapes = {name: entry for name, entry in shapes.params.items() if name not in entries}
-    try:
-        own = make_adapter(kind, frozen_shapes, model.name)
-    except ValueError:
-        if shape is not None:  # that no target would do is said first
-            build = functools.partial(
-                adapter_task, trained=trained, classes=classes, population=population, public=public, shape=shape
-            )
-            refused = []
-            for target in (names := list_targets(find_all_sites(frozen_shapes))):
-                try:
-                    build(model, arrays, kind._replace(targets=(target,)))
-                except ValueError as error:
-                    refused.append(error)
-            if names and len(refused) == len(names):
-                raise refused[0] from None
-        raise
+    own = make_adapter(kind, frozen_shapes, model.name)
     axes = model.model_axes + _axes(find_sites(frozen_shapes, kind.targets), frozen_shapes, model.model_axes)
 
     def network(frozen: Net) -> Model:
