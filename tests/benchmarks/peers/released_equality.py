@@ -50,7 +50,7 @@ UNEVEN = (1, 2, 3, 4, 5)  # local epochs of FedNova's clients
 STUBS = (  # imported, and not needed
     "h5py", "hydra", "hydra.core", "hydra.core.hydra_config", "matplotlib", "matplotlib.pyplot", "pynvml", "ray",
     "ray.actor", "tensorflow", "torchvision", "torchvision.datasets", "torchvision.io", "torchvision.io.image",
-    "torchvision.models", "torchvision.transforms", "visdom",
+    "torchvision.models", "torchvision.transforms", "torchvision.utils", "visdom",
 )  # fmt: skip
 NOTHING: Mapping[str, pfllib.Change] = types.MappingProxyType({})
 EDITS: dict[str, str] = {}  # of FedExP's script, while a departure is taken back
@@ -576,8 +576,8 @@ CASES = {
 }
 
 
-def main(checkouts: str, *cases: str) -> None:
-    """Compares cases, by default all."""
+def main(checkouts: str, *names: str, cases: Mapping[str, Case] = CASES) -> None:
+    """Compares these cases, by default all."""
     hydra = mock.MagicMock()
     hydra.HydraConfig.get.return_value.runtime.output_dir = "out"
     stubs = {name: mock.MagicMock() for name in STUBS} | {"hydra.core.hydra_config": hydra}
@@ -588,8 +588,8 @@ def main(checkouts: str, *cases: str) -> None:
         (Path(scratch) / "system").mkdir()
         os.chdir(Path(scratch) / "system")  # HtFLlib's paths are relative to it
         Path("clients.csv").write_text("\n".join(["epochs", *map(str, UNEVEN)]) + "\n")
-        for name in cases or CASES:
-            case = CASES[name]
+        for name in names or cases:
+            case = cases[name]
             ours = pfllib.run_ours(case.method, case.peer, Path(scratch) / "dataset")
             with import_from(folder / case.code):
                 pfllib.compare_all(name, case.peer, ours, functools.partial(run_quietly, case.run))
