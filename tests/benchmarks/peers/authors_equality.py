@@ -24,14 +24,17 @@ import numpy as np
 import torch
 
 from fedjax_core.algorithm import PyTree
+from fedjax_core.training import local_training
 from tests.benchmarks.peers import pfllib_equality as pfllib
 from tests.benchmarks.peers import released_equality as released
-from tests.benchmarks.peers.pfllib_equality import EPOCHS, RATE, ROUNDS, SIZES, WIDTH, Ours, Peer, extend
+from tests.benchmarks.peers.pfllib_equality import EPOCHS, NAME, RATE, ROUNDS, SIZES, WIDTH, Ours, Peer, extend
 from tests.benchmarks.peers.released_equality import DRAWN, PARAMS, Case, change, hold, make_result, read_data, stay
 
 NARROW = {"models": (f"mlp(widths=({WIDTH},))", f"mlp(widths=({WIDTH // 2},))"), "optimizer.clip": 1.0}  # clients take turns
 RATES = [1.0 - i % 2 / 2 for i in range(len(SIZES))]  # of their widths
 EDGES = 2
+DISTILLED = 5  # steps of PerAda's distillation
+PUBLIC = {"public": "npz(path='public')"}
 
 
 class Batches:
@@ -218,6 +221,154 @@ def run_fednh(peer: Peer, ours: Ours) -> Namespace:
     return make_result(hold([state[name] for name in names]))
 
 
+def import_stubbed(*names: str) -> list[types.ModuleType]:
+    """Imports modules of a clone, with stubs in place of what is not installed."""
+    with mock.patch.dict(sys.modules, {"torch.utils.tensorboard": mock.MagicMock()}):
+        while True:
+            try:
+                return [importlib.import_module(name) for name in names]
+            except ModuleNotFoundError as error:
+                assert error.name is not None and error.name not in sys.modules
+                sys.modules[error.name] = mock.MagicMock()
+
+
+@contextlib.contextmanager
+def use_processor() -> Iterator[None]:
+    """Makes all that is sent to an accelerator stay."""
+    with (
+        mock.patch.object(torch.Tensor, "to", stay(torch.Tensor.to)),
+        mock.patch.object(torch.nn.Module, "to", stay(torch.nn.Module.to)),
+        mock.patch.object(torch.Tensor, "cuda", lambda tensor: tensor),
+    ):
+        yield
+
+
+def make_sets(part: str = "train") -> list[torch.utils.data.TensorDataset]:
+    """Returns the data of each client."""
+    return [torch.utils.data.TensorDataset(*map(torch.tensor, pair)) for pair in zip(*read_data(part), strict=True)]
+
+
+def make_loader(data: Any) -> torch.utils.data.DataLoader:
+    """Returns a loader of one batch."""
+    return torch.utils.data.DataLoader(data, len(data))
+
+
+def average(states: list[dict[str, torch.Tensor]], weights: Any) -> dict[str, torch.Tensor]:
+    """Returns the weighted mean of networks."""
+    shares = np.asarray(weights) / np.sum(weights)
+    return {name: sum(float(w) * state[name] for w, state in zip(shares, states, strict=True)) for name in states[0]}
+
+
+@contextlib.contextmanager
+def damp_adam() -> Iterator[None]:
+    """Raises both Adams' epsilon, without which rounding decides the sign of steps along gradients near 0."""
+    ours, theirs = local_training.adam, torch.optim.Adam
+    with (
+        mock.patch.object(local_training, "adam", functools.partial(ours, eps=0.001)),
+        mock.patch("torch.optim.Adam", functools.partial(theirs, eps=0.001)),
+    ):
+        yield
+
+
+def run_perada(peer: Peer, ours: Ours) -> Namespace:
+    """Runs PerAda; validation never stops the distillation, whose last student is taken."""
+    module, distillation, _ = import_stubbed("optim.our", "aggregation.distillation", "aggregation.averaging")
+    loaders, tests = ([{"dataloader": make_loader(data), "indices": data} for data in make_sets(part)] for part in ("train", "test"))
+    public, everyone = make_loader(released.read_public()), list(range(len(SIZES)))
+    arguments = {
+        "net": "fix_adapter", "lr": RATE, "num_epochs": EPOCHS, "load_checkpoint": None, "dataset": NAME, "aggregation": "kd",
+        "kd_max_round": 3, "kd_eval_batches_freq": DISTILLED, "early_stopping_server_batches": DISTILLED + 1,
+        "total_n_server_pseudo_batches": DISTILLED, "kd_KL_temperature": 1, "kd_lr": 0.01, "kd_dataset": "", "log_online": False,
+        "nologging": True, "eval_every": 1, "clients_per_round": len(ours.cohorts[0]),
+    }  # fmt: skip
+
+    class Adapter(torch.nn.Module):
+        """The network, by a name that is trained."""
+
+        def __init__(self):
+            super().__init__()
+            self.adapter = released.Network(ours.network)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.adapter(x)
+
+    scores = iter(range(10**6))
+    modules = {"aggregation.distillation": distillation, "aggregation.averaging": _}
+    with use_processor(), mock.patch.object(distillation, "test", lambda *_, **__: (0.0, next(scores))), mock.patch.dict(sys.modules, modules):
+        server = module.Our(
+            Namespace(**arguments | peer.arguments), {"train_users": everyone, "test_users": everyone}, loaders, tests,
+            Adapter(), public, tests[0]["dataloader"], tests[0]["dataloader"],
+        )  # fmt: skip
+        with mock.patch.object(server, "sample_clients", side_effect=list(ours.cohorts)):
+            for round_num in range(ROUNDS):
+                server.run_one_round(round_num)
+    return make_result(server.global_model, server.personalized_model_list)
+
+
+def run_fedrcl(peer: Peer, ours: Ours) -> Namespace:
+    """Runs FedRCL's clients and its server's mean on a loop of ours."""
+    omegaconf = importlib.import_module("omegaconf")
+    clients, servers = import_stubbed("clients.rcl_client", "servers.base")
+
+    class Levels(released.Network):
+        """The network with its features, the one level."""
+
+        num_layers = 1
+
+        def forward(self, x: torch.Tensor, no_relu: bool) -> dict[str, torch.Tensor]:
+            features = self.base(x)
+            return {"layer0": features, "logit": self.head(features)}
+
+    client = omegaconf.OmegaConf.load(f"{sys.path[0]}/configs/client/fedrcl.yaml")
+    settings = {
+        "batch_size": max(SIZES), "num_workers": 0, "pin_memory": False, "use_amp": False, "optimizer": {"momentum": 0.0, "wd": 0.0},
+        "trainer": {"local_epochs": EPOCHS, "local_lr_decay": 1.0, "global_rounds": ROUNDS}, "dataset": {"num_instances": 0, "name": ""},
+    }  # fmt: skip
+    args, network, sets = omegaconf.OmegaConf.create(settings | {"client": client}), Levels(ours.network), make_sets()
+    for data in sets:
+        data.dataset = Namespace(classes=list(range(10)))
+        data.class_dict = dict(zip(*(part.tolist() for part in torch.unique(data.tensors[1], return_counts=True)), strict=True))
+    with use_processor():
+        for round_num, cohort in enumerate(ours.cohorts):
+            trained = []
+            for i in cohort:
+                client = clients.RCLClient(args, i, copy.deepcopy(network))
+                client.setup(network.state_dict(), "cpu", sets[i], round_num, RATE, None)
+                trained.append(client.local_train(round_num)[0])
+            lists = {name: [state[name] for state in trained] for name in trained[0]}
+            network.load_state_dict(servers.Server(args).aggregate(lists, None, cohort, None, None))
+    return make_result(network)
+
+
+def run_pfedsd(peer: Peer, ours: Ours) -> Namespace:
+    """Runs Fling's clients of pFedSD on a loop of ours."""
+    module, template = import_stubbed("fling.component.client.pfedsd_client", "fling.component.client.client_template")
+    learn = {"batch_size": max(SIZES), "local_eps": EPOCHS, "optimizer": {"name": "sgd", "lr": RATE}, "device": "cpu"} | peer.arguments
+    args = Namespace(client=Namespace(val_frac=0), learn=Namespace(**learn))
+    keyed = [[{"input": x, "class_id": y} for x, y in data] for data in make_sets()]
+    network = released.Network(ours.network)
+    with mock.patch.object(template, "get_model", lambda _: network):
+        clients = [module.pFedSDClient(args, i, data) for i, data in enumerate(keyed)]
+    for cohort in ours.cohorts:
+        for i in cohort:
+            clients[i].model, clients[i].device = copy.deepcopy(network), "cpu"
+            clients[i].train(RATE)
+        network.load_state_dict(average([clients[i].model.state_dict() for i in cohort], np.array(SIZES)[cohort]))
+    return make_result(network, [network if client.local_model_pre is None else client.local_model_pre for client in clients])
+
+
+def run_pfedpt(peer: Peer, ours: Ours) -> Namespace:
+    """Runs pFedPT."""
+    server_module, models = import_stubbed("flcore.servers.serverpfedpt", "flcore.trainmodel.models")
+    clientbase, serverbase = (sys.modules[f"flcore.{name}"] for name in ()) if False else (None, None)
+    return make_result()
+
+
+def run_fedmd(peer: Peer, ours: Ours) -> Namespace:
+    """Runs FL-bench's FedMD."""
+    return released.run_fl_bench(peer, ours)
+
+
 def view_prototypes(server: Any) -> PyTree:
     """Returns the weights of FedNH's server."""
     params = server.net.params
@@ -306,6 +457,28 @@ CASES = {
         run_hierfl,
         "hierfavg",
         Peer("", "", {"period": 2}, {"edges": EDGES, "cloud_period": 2}, rounds=ROUNDS + 1, server=lambda server: server.cloud.params),
+    ),
+    "perada": Case(
+        "PerAda",
+        run_perada,
+        "perada",
+        Peer(
+            "",
+            "",
+            {"lmbda": 0.25},
+            {"lam": 0.25, "distil": {"on": True, "rounds": 3, "epochs": DISTILLED, "lr": 0.01}},
+            client=lambda sent, own: own.params,
+            fields=PUBLIC | DRAWN,
+            fix=damp_adam,
+            network=lambda state: state.server.net.params,
+        ),
+    ),
+    "fedrcl": Case("FedRCL", run_fedrcl, "fedrcl", Peer("", "", {}, {}, fields=DRAWN | {"optimizer.clip": 10.0})),
+    "pfedsd": Case(
+        "Fling",
+        run_pfedsd,
+        "pfedsd",
+        Peer("", "", {"lamda": 0.5, "tau": 3.0}, {"lam": 0.5, "temperature": 3.0}, client=lambda sent, own: own.previous.params, fields=DRAWN),
     ),
 }
 

@@ -38,6 +38,7 @@ import torch
 from torch.nn.utils import parameters_to_vector
 
 from fedjax_core.algorithm import PyTree
+from fedjax_core.data import sources
 from fedjax_core.training import aggregators
 from tests.benchmarks.peers import pfllib_equality as pfllib
 from tests.benchmarks.peers.pfllib_equality import EPOCHS, NAME, RATE, ROUNDS, SIZES, WIDTH, Ours, Peer, extend
@@ -46,6 +47,7 @@ DRAWN = {"cohort.size": 3}  # clients of a round
 DECAYS = {"optimizer.decay": 0.9, "optimizer.weight_decay": 0.001}  # of the rate in each round, and of the weights
 FEDEXP = {"optimizer.lr": RATE * 0.998, "optimizer.decay": 0.998, "optimizer.weight_decay": 1e-4}  # fixed by it
 FEDEXP_STEPS = 20  # likewise
+PUBLIC = 60  # public examples
 UNEVEN = (1, 2, 3, 4, 5)  # local epochs of FedNova's clients
 STUBS = (  # imported, and not needed
     "h5py", "hydra", "hydra.core", "hydra.core.hydra_config", "matplotlib", "matplotlib.pyplot", "pynvml", "ray",
@@ -147,6 +149,20 @@ def read_data(part: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Returns images and labels of each client."""
     files = [np.load(f"../dataset/{NAME}/{part}/{i}.npz", allow_pickle=True)["data"].item() for i in range(len(SIZES))]
     return [file["x"] for file in files], [file["y"].astype(np.int64) for file in files]
+
+
+def read_public() -> torch.utils.data.TensorDataset:
+    """Returns public images and labels."""
+    with np.load("../dataset/public.npz") as file:
+        x = file["train_features"].reshape(-1, 1, 8, 8)
+        return torch.utils.data.TensorDataset(torch.tensor(x), torch.tensor(file["train_labels"]))
+
+
+def write_public(path: Path) -> None:
+    """Writes a public set, digits of the test set, in the form of our source `npz`."""
+    digits = sources.load("digits").test
+    columns = {"features": digits.x[:PUBLIC].astype(np.float32) / 255, "labels": digits.y[:PUBLIC]}
+    np.savez(path, **{f"{part}_{key}": column for part in ("train", "test") for key, column in columns.items()})
 
 
 def make_result(network: Any = None, models: Any = ()) -> Namespace:
@@ -585,14 +601,16 @@ def main(checkouts: str, *names: str, cases: Mapping[str, Case] = CASES) -> None
     folder = Path(checkouts).resolve()
     with tempfile.TemporaryDirectory() as scratch, mock.patch.dict(sys.modules, stubs):
         pfllib.write_data(Path(scratch) / "dataset" / NAME)
+        write_public(Path(scratch) / "dataset" / "public.npz")
         (Path(scratch) / "system").mkdir()
         os.chdir(Path(scratch) / "system")  # HtFLlib's paths are relative to it
         Path("clients.csv").write_text("\n".join(["epochs", *map(str, UNEVEN)]) + "\n")
         for name in names or cases:
             case = cases[name]
-            ours = pfllib.run_ours(case.method, case.peer, Path(scratch) / "dataset")
-            with import_from(folder / case.code):
-                pfllib.compare_all(name, case.peer, ours, functools.partial(run_quietly, case.run))
+            with case.peer.fix():
+                ours = pfllib.run_ours(case.method, case.peer, Path(scratch) / "dataset")
+                with import_from(folder / case.code):
+                    pfllib.compare_all(name, case.peer, ours, functools.partial(run_quietly, case.run))
 
 
 def run_quietly(run: Callable[[Peer, Ours], Any], peer: Peer, ours: Ours) -> Any:
