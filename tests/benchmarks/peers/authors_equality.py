@@ -14,7 +14,7 @@ import importlib
 import sys
 import types
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from fedjax_core.algorithm import PyTree
-from fedjax_core.training import local_training
+from fedjax_core.training import local_training, losses
 from tests.benchmarks.peers import pfllib_equality as pfllib
 from tests.benchmarks.peers import released_equality as released
 from tests.benchmarks.peers.pfllib_equality import EPOCHS, NAME, RATE, ROUNDS, SIZES, WIDTH, Ours, Peer, extend
@@ -354,19 +354,35 @@ def run_pfedsd(peer: Peer, ours: Ours) -> Namespace:
             clients[i].model, clients[i].device = copy.deepcopy(network), "cpu"
             clients[i].train(RATE)
         network.load_state_dict(average([clients[i].model.state_dict() for i in cohort], np.array(SIZES)[cohort]))
-    return make_result(network, [network if client.local_model_pre is None else client.local_model_pre for client in clients])
+    first = released.Network(ours.network)  # of clients that never took part
+    return make_result(network, [first if client.local_model_pre is None else client.local_model_pre for client in clients])
 
 
 def run_pfedpt(peer: Peer, ours: Ours) -> Namespace:
-    """Runs pFedPT."""
-    server_module, models = import_stubbed("flcore.servers.serverpfedpt", "flcore.trainmodel.models")
-    clientbase, serverbase = (sys.modules[f"flcore.{name}"] for name in ()) if False else (None, None)
-    return make_result()
-
-
-def run_fedmd(peer: Peer, ours: Ours) -> Namespace:
-    """Runs FL-bench's FedMD."""
-    return released.run_fl_bench(peer, ours)
+    """Runs pFedPT, a fork of PFLlib; its prompts are in units of our pixels."""
+    clientbase, serverbase = map(importlib.import_module, ("flcore.clients.clientbase", "flcore.servers.serverbase"))
+    models, server_module = import_stubbed("flcore.trainmodel.models", "flcore.servers.serverpfedpt")
+    data = {part: make_sets(part) for part in ("train", "test")}
+    read = lambda dataset, i, args, is_train=True: data["train" if is_train else "test"][i]
+    arguments = pfllib.BASE | {
+        "local_steps": EPOCHS, "num_prompt": PAD, "privacy": False, "dp_sigma": 0.0, "learning_decay": 1.0, **{f"arv{i}": "" for i in range(7)},
+    }  # fmt: skip
+    network = models.LocalModel_pt(models.PadPrompter(1, PAD, 8, Namespace(device="cpu")), released.Network(ours.network))
+    cohorts = []
+    with mock.patch.object(clientbase, "read_client_data", read), mock.patch.object(serverbase, "read_client_data", read):
+        server = server_module.PFedPT(Namespace(**arguments | peer.arguments, model=network), 0)
+        for client, weights in zip(server.clients, ours.before["clients"], strict=True):
+            client.batch_size = client.train_samples
+            set_prompt(client.model.generator, weights)
+        cohorts += [[server.clients[i] for i in cohort] for cohort in ours.cohorts]
+        names = ("evaluate", "save_results", "save_global_model", "save_client_model")
+        with contextlib.ExitStack() as stack:
+            for name in names:
+                stack.enter_context(mock.patch.object(server, name))
+            stack.enter_context(mock.patch.object(server, "select_clients", side_effect=cohorts))
+            stack.enter_context(mock.patch("builtins.max", lambda *a, **k: 0 if a == ([],) else MAX(*a, **k)))
+            server.train()
+    return make_result(server.global_model, [hold([read_prompt(client.model.generator)]) for client in server.clients])
 
 
 def view_prototypes(server: Any) -> PyTree:
@@ -416,6 +432,52 @@ def run_hierfl(peer: Peer, ours: Ours) -> Namespace:
     return make_result(hold(cloud.shared_state_dict.values()))
 
 
+def make_zeros(outputs: int) -> PyTree:
+    """Returns an MLP of zeros."""
+    sizes = {"dense1": (64, WIDTH), "head": (WIDTH, outputs)}
+    return {name: {"kernel": np.zeros(shape, np.float32), "bias": np.zeros(shape[1], np.float32)} for name, shape in sizes.items()}
+
+
+def take_absolute(client: Any, *_: Any, **__: Any) -> None:
+    """Makes FedMD's clients digest by the absolute difference."""
+    client.mse_criterion = torch.nn.L1Loss()
+
+
+def keep_trained(client: Any, *_: Any, **__: Any) -> None:
+    """Makes FedMD's clients keep their networks."""
+    client.personal_params_name = list(client.model.state_dict())
+
+
+def skip_first_digest() -> contextlib.AbstractContextManager:
+    """Makes FedMD's clients digest nothing in the first round."""
+    client_class = importlib.import_module("src.client.fedmd").FedMDClient
+    digest, calls = client_class.digest, iter(range(10**6))
+    return mock.patch.object(client_class, "digest", lambda client: digest(client) if next(calls) >= len(SIZES) else None)
+
+
+def take_fedmd(departures: Mapping[str, pfllib.Change], fix: pfllib.Change = contextlib.nullcontext) -> Case:
+    """Returns a case of FL-bench's FedMD."""
+    common = {
+        "the first round digests initial networks": skip_first_digest,
+        "clients forget what they trained": change(FEDMD, keep_trained),
+    }
+    peer = Peer(
+        "fedmd",
+        "FedMDServer",
+        {"digest_epoch": 2, "public_dataset": "public", "public_batch_size": released.PUBLIC, "public_batch_num": 1},
+        {"digest_epochs": 2, "digest_batch": released.PUBLIC, "public_epochs": 0, "private_epochs": 0},
+        server=None,
+        client=lambda sent, own: own.params,
+        fields=PUBLIC,
+        network=lambda state: make_zeros(20),
+        own=True,
+        fix=fix,
+        departures=departures | common,
+    )
+    return Case("FL-bench", released.run_fl_bench, "fedmd", peer)
+
+
+FEDMD = "src.client.fedmd.FedMDClient.__init__"
 CASES = {
     "heterofl": Case(
         "HeteroFL/src", run_heterofl, "heterofl", Peer("", "", {}, {}, fields=NARROW | DRAWN, network=lambda state: state.server.params, **PARAMS)
@@ -474,6 +536,8 @@ CASES = {
         ),
     ),
     "fedrcl": Case("FedRCL", run_fedrcl, "fedrcl", Peer("", "", {}, {}, fields=DRAWN | {"optimizer.clip": 10.0})),
+    "fedmd": take_fedmd({"the squared difference of logits, not the absolute": change(FEDMD, take_absolute)}),
+    "fedmd_squared": take_fedmd({}, fix=functools.partial(mock.patch.object, losses, "absolute_error", losses.squared_error)),
     "pfedsd": Case(
         "Fling",
         run_pfedsd,

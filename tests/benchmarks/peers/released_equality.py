@@ -230,9 +230,14 @@ def run_fl_bench(peer: Peer, ours: Ours) -> Namespace:
     with (
         mock.patch.dict(models.MODELS, {NAME: lambda **_: network}),
         mock.patch.dict(datasets.DATASETS, {NAME: lambda **_: datasets.BaseDataset(x, y, list(range(10)))}),
+        mock.patch.dict(datasets.DATASETS, public=lambda **_: read_public()),
         mock.patch.object(fedavg, "FLBENCH_ROOT", Path.cwd()),
     ):
         server = server_class(functional.parse_args(config, peer.module, server_class.get_hyperparams))
+        if peer.own:
+            for params, weights in zip(server.clients_personal_model_params.values(), ours.before["clients"], strict=True):
+                torch.nn.utils.vector_to_parameters(torch.tensor(weights), network.parameters())
+                params.update(copy.deepcopy(network.state_dict()))
         server.client_sample_stream = [cohort.tolist() for cohort in ours.cohorts]
         server.train()
     personal = [hold(params.values()) for params in server.clients_personal_model_params.values()]
