@@ -25,6 +25,7 @@ import torch
 
 from fedjax_core.algorithm import PyTree
 from fedjax_core.training import local_training, losses
+from methods import pfedpt
 from tests.benchmarks.peers import pfllib_equality as pfllib
 from tests.benchmarks.peers import released_equality as released
 from tests.benchmarks.peers.pfllib_equality import EPOCHS, NAME, RATE, ROUNDS, SIZES, WIDTH, Ours, Peer, extend
@@ -34,6 +35,8 @@ NARROW = {"models": (f"mlp(widths=({WIDTH},))", f"mlp(widths=({WIDTH // 2},))"),
 RATES = [1.0 - i % 2 / 2 for i in range(len(SIZES))]  # of their widths
 EDGES = 2
 DISTILLED = 5  # steps of PerAda's distillation
+PAD = 2  # of pFedPT
+FRAME = pfedpt.frame_indices((8, 8, 1), PAD)[:2]
 PUBLIC = {"public": "npz(path='public')"}
 
 
@@ -358,6 +361,22 @@ def run_pfedsd(peer: Peer, ours: Ours) -> Namespace:
     return make_result(network, [first if client.local_model_pre is None else client.local_model_pre for client in clients])
 
 
+def set_prompt(prompter: torch.nn.Module, frame: np.ndarray) -> None:
+    """Gives pFedPT's prompter our frame."""
+    image = np.zeros((8, 8), np.float32)
+    image[FRAME] = frame * pfedpt.SCALE
+    inside = slice(PAD, -PAD)
+    parts = {"up": image[:PAD], "down": image[-PAD:], "left": image[inside, :PAD], "right": image[inside, -PAD:]}
+    for name, part in parts.items():
+        getattr(prompter, f"pad_{name}").data = torch.tensor(part)[None, None]
+
+
+def read_prompt(prompter: torch.nn.Module) -> torch.Tensor:
+    """Returns the frame of pFedPT's prompter in our form."""
+    image = prompter(torch.zeros(1, 1, 8, 8))[0, 0]
+    return image[FRAME] / pfedpt.SCALE
+
+
 def run_pfedpt(peer: Peer, ours: Ours) -> Namespace:
     """Runs pFedPT, a fork of PFLlib; its prompts are in units of our pixels."""
     clientbase, serverbase = map(importlib.import_module, ("flcore.clients.clientbase", "flcore.servers.serverbase"))
@@ -368,19 +387,17 @@ def run_pfedpt(peer: Peer, ours: Ours) -> Namespace:
         "local_steps": EPOCHS, "num_prompt": PAD, "privacy": False, "dp_sigma": 0.0, "learning_decay": 1.0, **{f"arv{i}": "" for i in range(7)},
     }  # fmt: skip
     network = models.LocalModel_pt(models.PadPrompter(1, PAD, 8, Namespace(device="cpu")), released.Network(ours.network))
-    cohorts = []
     with mock.patch.object(clientbase, "read_client_data", read), mock.patch.object(serverbase, "read_client_data", read):
         server = server_module.PFedPT(Namespace(**arguments | peer.arguments, model=network), 0)
         for client, weights in zip(server.clients, ours.before["clients"], strict=True):
             client.batch_size = client.train_samples
             set_prompt(client.model.generator, weights)
-        cohorts += [[server.clients[i] for i in cohort] for cohort in ours.cohorts]
-        names = ("evaluate", "save_results", "save_global_model", "save_client_model")
+        cohorts = [[server.clients[i] for i in cohort] for cohort in ours.cohorts]
         with contextlib.ExitStack() as stack:
-            for name in names:
+            for name in ("save_results", "save_global_model", "save_client_model"):
                 stack.enter_context(mock.patch.object(server, name))
+            stack.enter_context(mock.patch.object(server, "evaluate", lambda acc=server.rs_test_acc: acc.append(0.0)))
             stack.enter_context(mock.patch.object(server, "select_clients", side_effect=cohorts))
-            stack.enter_context(mock.patch("builtins.max", lambda *a, **k: 0 if a == ([],) else MAX(*a, **k)))
             server.train()
     return make_result(server.global_model, [hold([read_prompt(client.model.generator)]) for client in server.clients])
 
@@ -446,6 +463,11 @@ def take_absolute(client: Any, *_: Any, **__: Any) -> None:
 def keep_trained(client: Any, *_: Any, **__: Any) -> None:
     """Makes FedMD's clients keep their networks."""
     client.personal_params_name = list(client.model.state_dict())
+
+
+def clear_momentum(client: Any, *_: Any) -> None:
+    """Clears the momentum of pFedPT's prompts."""
+    client.poptimizer.state.clear()
 
 
 def skip_first_digest() -> contextlib.AbstractContextManager:
@@ -538,6 +560,21 @@ CASES = {
     "fedrcl": Case("FedRCL", run_fedrcl, "fedrcl", Peer("", "", {}, {}, fields=DRAWN | {"optimizer.clip": 10.0})),
     "fedmd": take_fedmd({"the squared difference of logits, not the absolute": change(FEDMD, take_absolute)}),
     "fedmd_squared": take_fedmd({}, fix=functools.partial(mock.patch.object, losses, "absolute_error", losses.squared_error)),
+    "pfedpt": Case(
+        "pFedPT/system",
+        run_pfedpt,
+        "pfedpt",
+        Peer(
+            "",
+            "",
+            {"pt_learning_rate": 0.25, "plocal_steps": 2, "momentum": 0.5},  # in pixels, of which a unit of ours has half
+            {"pad": PAD, "prompt_epochs": 2, "prompt_lr": 1.0, "prompt_momentum": 0.5},
+            client=lambda sent, own: {"bias": own},
+            fields=DRAWN,
+            departures={"the momentum of prompts stays": change("flcore.clients.clientpt.clientPT.set_parameters", clear_momentum)},
+            **PARAMS,
+        ),
+    ),
     "pfedsd": Case(
         "Fling",
         run_pfedsd,

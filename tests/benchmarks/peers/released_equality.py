@@ -52,7 +52,7 @@ UNEVEN = (1, 2, 3, 4, 5)  # local epochs of FedNova's clients
 STUBS = (  # imported, and not needed
     "h5py", "hydra", "hydra.core", "hydra.core.hydra_config", "matplotlib", "matplotlib.pyplot", "pynvml", "ray",
     "ray.actor", "tensorflow", "torchvision", "torchvision.datasets", "torchvision.io", "torchvision.io.image",
-    "torchvision.models", "torchvision.transforms", "torchvision.utils", "visdom",
+    "torchvision.models", "torchvision.transforms", "torchvision.utils", "ujson", "visdom",
 )  # fmt: skip
 NOTHING: Mapping[str, pfllib.Change] = types.MappingProxyType({})
 EDITS: dict[str, str] = {}  # of FedExP's script, while a departure is taken back
