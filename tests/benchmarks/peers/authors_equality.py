@@ -35,6 +35,7 @@ NARROW = {"models": (f"mlp(widths=({WIDTH},))", f"mlp(widths=({WIDTH // 2},))"),
 RATES = [1.0 - i % 2 / 2 for i in range(len(SIZES))]  # of their widths
 EDGES = 2
 DISTILLED = 5  # steps of PerAda's distillation
+RAMP = 4  # rounds over which the weight of FedSKC's contrast rises
 PAD = 2  # of pFedPT
 FRAME = pfedpt.frame_indices((8, 8, 1), PAD)[:2]
 PUBLIC = {"public": "npz(path='public')"}
@@ -361,6 +362,38 @@ def run_pfedsd(peer: Peer, ours: Ours) -> Namespace:
     return make_result(network, [first if client.local_model_pre is None else client.local_model_pre for client in clients])
 
 
+def run_fedskc(peer: Peer, ours: Ours) -> Namespace:
+    """Runs FedSKC's clients and server on a loop of ours; images are not augmented, uninitialized memory is 0."""
+    module = import_stubbed("main_fedskc")[0]
+
+    class Paired(released.Network):
+        """The network, which also returns features."""
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            features = self.base(x)
+            return features, self.head(features)
+
+    args = Namespace(
+        device="cpu", data_name="cifar10", num_classes=10, in_channels=1, lr_local_training=RATE, batch_size_local_training=max(SIZES),
+        num_epochs_local_training=EPOCHS,
+    )  # fmt: skip
+    sets, knowledge = make_sets(), {label: torch.zeros(10) for label in range(10)}
+    with (
+        mock.patch.object(module, "ResNet_cifar", lambda **_: Paired(ours.network)),
+        mock.patch.object(module, "args_parser", lambda: args),
+        mock.patch.object(module, "transforms", mock.MagicMock(Compose=lambda _: lambda images: images)),
+    ):
+        server = module.Global(10, "cpu", args)
+        for round_num, cohort in enumerate(ours.cohorts):
+            before = copy.deepcopy(server.download_params())
+            clients = [module.Local(sets[i], None, knowledge) for i in cohort]
+            trained = [client.local_train(args, before, 100 // RAMP * (round_num + 1)) for client in clients]
+            last, knowledge = knowledge, server.get_global_kn([own for _, own in trained])
+            params = server.average_parameters([own for own, _ in trained], [len(sets[i]) for i in cohort])
+            server.global_model.load_state_dict(server.period_review(params, before, knowledge, last) if round_num else params)
+    return make_result(server.global_model)
+
+
 def set_prompt(prompter: torch.nn.Module, frame: np.ndarray) -> None:
     """Gives pFedPT's prompter our frame."""
     image = np.zeros((8, 8), np.float32)
@@ -573,6 +606,18 @@ CASES = {
             fields=DRAWN,
             departures={"the momentum of prompts stays": change("flcore.clients.clientpt.clientPT.set_parameters", clear_momentum)},
             **PARAMS,
+        ),
+    ),
+    "fedskc": Case(
+        "FedSKC",
+        run_fedskc,
+        "fedskc",
+        Peer(
+            "",
+            "",
+            {},
+            {"variant": "released", "lcl": {"ramp": RAMP}, "weights": "samples"},
+            fields=DRAWN,
         ),
     ),
     "pfedsd": Case(
