@@ -20,6 +20,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import jax
@@ -183,8 +184,16 @@ def compare_fedskc() -> tuple[Arrays, Arrays]:
     return [theirs, torch.stack([common[j] for j in known]).numpy()], [np.asarray(ours / ours.sum()), np.asarray(merged)[known]]
 
 
+class Stable(np.ndarray):
+    """An array that keeps the order of equal entries when it is sorted."""
+
+    def argsort(self, *_: Any, **__: Any) -> np.ndarray:
+        """Returns indices of the sorted array."""
+        return np.argsort(np.asarray(self), kind="stable")
+
+
 def compare_pfedgate() -> tuple[Arrays, Arrays]:
-    """Compares which blocks are kept, times their gates."""
+    """Compares which blocks are kept, times their gates; equally important blocks are in stored order."""
     learner_module, gating, solver = import_stubbed("pFedGate.gated_learner", "models.gating_layers", "models.knapsack_solver")
     network = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 3))
     params = {f"layer{i}": {"kernel": layer.weight.T, "offset": layer.bias} for i, layer in enumerate(network)}  # in their order
@@ -195,7 +204,10 @@ def compare_pfedgate() -> tuple[Arrays, Arrays]:
         sparse_factor=0.5, min_sparse_factor=0.2, block_wise_prune=True, device="cpu", gating_layer=layer, importance_prior_para_num=0,
         gated_scores_scale_factor=10, knapsack_solver=solver.KnapsackSolver01(1, 1, 1), total_model_size=1,
     )  # fmt: skip
-    kind = learner_module.GatedLearner
+    kind, choose = learner_module.GatedLearner, learner.knapsack_solver.found_max_value_greedy
+    learner.knapsack_solver.found_max_value_greedy = lambda weight_list, value_list, capacity: choose(
+        weight_list, value_list.view(Stable), capacity
+    )
     learner._select_top_sub_blocks = functools.partial(kind._select_top_sub_blocks, learner)
     theirs, ours = [], []
     for t in gates:
