@@ -475,6 +475,18 @@ CASES = {
             departures={"momentum is Nesterov's": change("src.server.fedavgm.FedAvgMServer.__init__", drop_nesterov)},
         ),
     ),
+    "fedavgm_nesterov": Case(
+        "FL-bench",
+        run_fl_bench,
+        "fedopt",
+        Peer(
+            "fedavgm",
+            "FedAvgMServer",
+            {"server_momentum": 0.5},
+            {"server": "nesterov", "b1": 0.5, "weights": "samples"},
+            fields=DRAWN,
+        ),
+    ),
     "cfl": Case(
         "FL-bench",
         run_fl_bench,
