@@ -1,16 +1,18 @@
-"""Authors' code of methods with narrow networks, prototypes, edges, generators or public data beside ours.
+"""More released code beside ours: narrow networks, prototypes, edges, prompts, distillation.
 
 python -m tests.benchmarks.peers.authors_equality CHECKOUTS [CASE ...]
 
 As `released_equality`, with clones of diaoenmao's HeteroFL (as HeteroFL), AIoT-MLSys-Lab/FedRolex,
-Yutong-Dai/FedNH, LuminLiu/HierFL, KarhouTam/FL-bench and TsingZ0/PFLlib. Networks are ours, written in the
-form that the code wants; the loops over rounds of FedRolex and HierFL are ours.
+Yutong-Dai/FedNH, LuminLiu/HierFL, NVlabs/PerAda, skynbe/FedRCL, hwang52/FedSKC, hkgdifyu/pFedPT,
+FLAIR-Community/Fling (pFedSD) and KarhouTam/FL-bench (FedMD). Networks are ours, written in the form
+that the code wants. Loops over rounds are ours where a function below says so.
 """
 
 import contextlib
 import copy
 import functools
 import importlib
+import itertools
 import sys
 import types
 from argparse import Namespace
@@ -18,8 +20,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 
@@ -28,7 +28,7 @@ from fedjax_core.training import local_training, losses
 from methods import pfedpt
 from tests.benchmarks.peers import pfllib_equality as pfllib
 from tests.benchmarks.peers import released_equality as released
-from tests.benchmarks.peers.pfllib_equality import EPOCHS, NAME, RATE, ROUNDS, SIZES, WIDTH, Ours, Peer, extend
+from tests.benchmarks.peers.pfllib_equality import EPOCHS, NAME, RATE, ROUNDS, SIZES, WIDTH, Ours, Peer
 from tests.benchmarks.peers.released_equality import DRAWN, PARAMS, Case, change, hold, make_result, read_data, stay
 
 NARROW = {"models": (f"mlp(widths=({WIDTH},))", f"mlp(widths=({WIDTH // 2},))"), "optimizer.clip": 1.0}  # clients take turns
@@ -55,7 +55,7 @@ class Batches:
 
 def stub(**modules: Any) -> contextlib.AbstractContextManager:
     """Returns a context with these modules."""
-    return mock.patch.dict(sys.modules, {name.replace("_dot_", "."): module for name, module in modules.items()})
+    return mock.patch.dict(sys.modules, modules)
 
 
 def make_config(**settings: Any) -> dict[str, Any]:
@@ -63,7 +63,8 @@ def make_config(**settings: Any) -> dict[str, Any]:
     fixed = {
         "control": {}, "num_users": len(SIZES), "model_split_mode": "fix", "global_model_rate": 1.0, "classes_size": 10,
         "device": "cpu", "norm": "none", "scale": True, "mask": True, "optimizer_name": "SGD", "momentum": 0.0, "weight_decay": 0.0,
-        "num_epochs": {"local": EPOCHS, "global": ROUNDS}, "log_interval": 1.0, "metric_name": {"train": {"Local": []}}, "frac": 1.0,
+        "num_epochs": {"local": EPOCHS, "global": ROUNDS}, "log_interval": 1.0, "metric_name": {"train": {"Local": []}},
+        "frac": 1.0,
         "model_tag": "", "model_name": "conv", "data_shape": (1, 8, 8), "world_size": 1,
     }  # fmt: skip
     return fixed | settings
@@ -201,13 +202,15 @@ def run_fednh(peer: Peer, ours: Ours) -> Namespace:
     sets = [[Set(*map(torch.tensor, pair)) for pair in zip(*read_data(part), strict=True)] for part in ("train", "test")]
     config = {
         "model": "Peer", "num_classes": 10, "batch_size": max(SIZES), "FedNH_head_init": "orthogonal", "FedNH_fix_scaling": False,
-        "FedNH_client_adv_prototype_agg": False, "client_lr_scheduler": "diminishing", "client_lr": RATE, "lr_decay_per_round": 1.0,
+        "FedNH_client_adv_prototype_agg": False, "client_lr_scheduler": "diminishing", "client_lr": RATE,
+        "lr_decay_per_round": 1.0,
         "optimizer": "SGD", "sgd_momentum": 0.0, "sgd_weight_decay": 0.0, "num_epochs": EPOCHS, "global_seed": 0,
     }  # fmt: skip
     settings = {
         "learning_rate": 1.0, "lr_decay_per_round": 1.0, "num_classes": 10, "FedNH_server_adv_prototype_agg": False,
         "participate_ratio": len(ours.cohorts[0]) / len(SIZES), "drop_ratio": 0.0, "test_every": 1, "num_rounds": ROUNDS,
-        "use_tqdm": False, "split_testset": True, "strategy": "FedNH", "dataset": "", "partition": "iid-equal-size", "num_clients": len(SIZES),
+        "use_tqdm": False, "split_testset": True, "strategy": "FedNH", "dataset": "", "partition": "iid-equal-size",
+        "num_clients": len(SIZES),
     }  # fmt: skip
     with mock.patch.object(parent, "PeerNH", PeerNH, create=True):
         ce = torch.nn.CrossEntropyLoss()
@@ -227,13 +230,19 @@ def run_fednh(peer: Peer, ours: Ours) -> Namespace:
 
 def import_stubbed(*names: str) -> list[types.ModuleType]:
     """Imports modules of a clone, with stubs in place of what is not installed."""
-    with mock.patch.dict(sys.modules, {"torch.utils.tensorboard": mock.MagicMock()}):
+    stubs = {"torch.utils.tensorboard": mock.MagicMock()}
+    try:
         while True:
+            sys.modules.update(stubs)
             try:
                 return [importlib.import_module(name) for name in names]
             except ModuleNotFoundError as error:
-                assert error.name is not None and error.name not in sys.modules
-                sys.modules[error.name] = mock.MagicMock()
+                if error.name is None or error.name in stubs:
+                    raise
+                stubs[error.name] = mock.MagicMock()
+    finally:
+        for name in stubs:
+            del sys.modules[name]
 
 
 @contextlib.contextmanager
@@ -276,8 +285,11 @@ def damp_adam() -> Iterator[None]:
 
 def run_perada(peer: Peer, ours: Ours) -> Namespace:
     """Runs PerAda; validation never stops the distillation, whose last student is taken."""
-    module, distillation, _ = import_stubbed("optim.our", "aggregation.distillation", "aggregation.averaging")
-    loaders, tests = ([{"dataloader": make_loader(data), "indices": data} for data in make_sets(part)] for part in ("train", "test"))
+    names = ("optim.our", "aggregation.distillation", "aggregation.averaging")
+    module, distillation, averaging = import_stubbed(*names)
+    loaders, tests = (
+        [{"dataloader": make_loader(data), "indices": data} for data in make_sets(part)] for part in ("train", "test")
+    )
     public, everyone = make_loader(released.read_public()), list(range(len(SIZES)))
     arguments = {
         "net": "fix_adapter", "lr": RATE, "num_epochs": EPOCHS, "load_checkpoint": None, "dataset": NAME, "aggregation": "kd",
@@ -296,9 +308,12 @@ def run_perada(peer: Peer, ours: Ours) -> Namespace:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.adapter(x)
 
-    scores = iter(range(10**6))
-    modules = {"aggregation.distillation": distillation, "aggregation.averaging": _}
-    with use_processor(), mock.patch.object(distillation, "test", lambda *_, **__: (0.0, next(scores))), mock.patch.dict(sys.modules, modules):
+    modules = dict(zip(names[1:], (distillation, averaging), strict=True))  # imported when they are needed
+    with (
+        use_processor(),
+        mock.patch.object(distillation, "test", side_effect=((0.0, score) for score in itertools.count())),
+        mock.patch.dict(sys.modules, modules),
+    ):
         server = module.Our(
             Namespace(**arguments | peer.arguments), {"train_users": everyone, "test_users": everyone}, loaders, tests,
             Adapter(), public, tests[0]["dataloader"], tests[0]["dataloader"],
@@ -325,8 +340,10 @@ def run_fedrcl(peer: Peer, ours: Ours) -> Namespace:
 
     client = omegaconf.OmegaConf.load(f"{sys.path[0]}/configs/client/fedrcl.yaml")
     settings = {
-        "batch_size": max(SIZES), "num_workers": 0, "pin_memory": False, "use_amp": False, "optimizer": {"momentum": 0.0, "wd": 0.0},
-        "trainer": {"local_epochs": EPOCHS, "local_lr_decay": 1.0, "global_rounds": ROUNDS}, "dataset": {"num_instances": 0, "name": ""},
+        "batch_size": max(SIZES), "num_workers": 0, "pin_memory": False, "use_amp": False,
+        "optimizer": {"momentum": 0.0, "wd": 0.0},
+        "trainer": {"local_epochs": EPOCHS, "local_lr_decay": 1.0, "global_rounds": ROUNDS},
+        "dataset": {"num_instances": 0, "name": ""},
     }  # fmt: skip
     args, network, sets = omegaconf.OmegaConf.create(settings | {"client": client}), Levels(ours.network), make_sets()
     for data in sets:
@@ -347,11 +364,16 @@ def run_fedrcl(peer: Peer, ours: Ours) -> Namespace:
 def run_pfedsd(peer: Peer, ours: Ours) -> Namespace:
     """Runs Fling's clients of pFedSD on a loop of ours."""
     module, template = import_stubbed("fling.component.client.pfedsd_client", "fling.component.client.client_template")
-    learn = {"batch_size": max(SIZES), "local_eps": EPOCHS, "optimizer": {"name": "sgd", "lr": RATE}, "device": "cpu"} | peer.arguments
+    learn = {
+        "batch_size": max(SIZES),
+        "local_eps": EPOCHS,
+        "optimizer": {"name": "sgd", "lr": RATE},
+        "device": "cpu",
+    } | peer.arguments
     args = Namespace(client=Namespace(val_frac=0), learn=Namespace(**learn))
     keyed = [[{"input": x, "class_id": y} for x, y in data] for data in make_sets()]
     network = released.Network(ours.network)
-    with mock.patch.object(template, "get_model", lambda _: network):
+    with mock.patch.object(template, "get_model", return_value=network):
         clients = [module.pFedSDClient(args, i, data) for i, data in enumerate(keyed)]
     for cohort in ours.cohorts:
         for i in cohort:
@@ -374,13 +396,13 @@ def run_fedskc(peer: Peer, ours: Ours) -> Namespace:
             return features, self.head(features)
 
     args = Namespace(
-        device="cpu", data_name="cifar10", num_classes=10, in_channels=1, lr_local_training=RATE, batch_size_local_training=max(SIZES),
-        num_epochs_local_training=EPOCHS,
+        device="cpu", data_name="cifar10", num_classes=10, in_channels=1, lr_local_training=RATE,
+        batch_size_local_training=max(SIZES), num_epochs_local_training=EPOCHS,
     )  # fmt: skip
     sets, knowledge = make_sets(), {label: torch.zeros(10) for label in range(10)}
     with (
-        mock.patch.object(module, "ResNet_cifar", lambda **_: Paired(ours.network)),
-        mock.patch.object(module, "args_parser", lambda: args),
+        mock.patch.object(module, "ResNet_cifar", side_effect=lambda **_: Paired(ours.network)),
+        mock.patch.object(module, "args_parser", return_value=args),
         mock.patch.object(module, "transforms", mock.MagicMock(Compose=lambda _: lambda images: images)),
     ):
         server = module.Global(10, "cpu", args)
@@ -417,7 +439,8 @@ def run_pfedpt(peer: Peer, ours: Ours) -> Namespace:
     data = {part: make_sets(part) for part in ("train", "test")}
     read = lambda dataset, i, args, is_train=True: data["train" if is_train else "test"][i]
     arguments = pfllib.BASE | {
-        "local_steps": EPOCHS, "num_prompt": PAD, "privacy": False, "dp_sigma": 0.0, "learning_decay": 1.0, **{f"arv{i}": "" for i in range(7)},
+        "local_steps": EPOCHS, "num_prompt": PAD, "privacy": False, "dp_sigma": 0.0, "learning_decay": 1.0,
+        **{f"arv{i}": "" for i in range(7)},
     }  # fmt: skip
     network = models.LocalModel_pt(models.PadPrompter(1, PAD, 8, Namespace(device="cpu")), released.Network(ours.network))
     with mock.patch.object(clientbase, "read_client_data", read), mock.patch.object(serverbase, "read_client_data", read):
@@ -506,7 +529,7 @@ def clear_momentum(client: Any, *_: Any) -> None:
 def skip_first_digest() -> contextlib.AbstractContextManager:
     """Makes FedMD's clients digest nothing in the first round."""
     client_class = importlib.import_module("src.client.fedmd").FedMDClient
-    digest, calls = client_class.digest, iter(range(10**6))
+    digest, calls = client_class.digest, itertools.count()
     return mock.patch.object(client_class, "digest", lambda client: digest(client) if next(calls) >= len(SIZES) else None)
 
 
@@ -535,7 +558,10 @@ def take_fedmd(departures: Mapping[str, pfllib.Change], fix: pfllib.Change = con
 FEDMD = "src.client.fedmd.FedMDClient.__init__"
 CASES = {
     "heterofl": Case(
-        "HeteroFL/src", run_heterofl, "heterofl", Peer("", "", {}, {}, fields=NARROW | DRAWN, network=lambda state: state.server.params, **PARAMS)
+        "HeteroFL/src",
+        run_heterofl,
+        "heterofl",
+        Peer("", "", {}, {}, fields=NARROW | DRAWN, network=lambda state: state.server.params, **PARAMS),
     ),
     "fedrolex": Case(
         "FedRolex",
@@ -573,7 +599,9 @@ CASES = {
         "HierFL",
         run_hierfl,
         "hierfavg",
-        Peer("", "", {"period": 2}, {"edges": EDGES, "cloud_period": 2}, rounds=ROUNDS + 1, server=lambda server: server.cloud.params),
+        Peer(
+            "", "", {"period": 2}, {"edges": EDGES, "cloud_period": 2}, rounds=ROUNDS + 1, server=lambda server: server.cloud.params
+        ),
     ),
     "perada": Case(
         "PerAda",
@@ -624,7 +652,14 @@ CASES = {
         "Fling",
         run_pfedsd,
         "pfedsd",
-        Peer("", "", {"lamda": 0.5, "tau": 3.0}, {"lam": 0.5, "temperature": 3.0}, client=lambda sent, own: own.previous.params, fields=DRAWN),
+        Peer(
+            "",
+            "",
+            {"lamda": 0.5, "tau": 3.0},
+            {"lam": 0.5, "temperature": 3.0},
+            client=lambda sent, own: own.previous.params,
+            fields=DRAWN,
+        ),
     ),
 }
 

@@ -141,7 +141,7 @@ def compare_flora(
     name: str, stacking: bool = False, zero_padding: bool = False, ranks: tuple[int, ...] | None = None, corrected: bool = False
 ) -> tuple[Arrays, Arrays]:
     """Compares a server's step with that of FLoRA's code, of the adapter alone; `corrected`: with the name of its sum."""
-    server, clients, after = take_step(name, "samples", ranks)
+    _, clients, after = take_step(name, "samples", ranks)
     module, kept = import_stubbed("fed_utils.model_aggregation")[0], [RANK] * len(SIZES) if ranks is None else list(ranks)
     if corrected:
         wrong, right = "weighted_sindgle_weights", "weighted_single_weights"
@@ -149,8 +149,9 @@ def compare_flora(
         assert wrong in source
         exec(source.replace(wrong, right).split("torch.nn import ZeroPad2d")[1], vars(module))
     received = {}
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(
-        module, "set_peft_model_state_dict", lambda _, weights, __: received.update(weights)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(module, "set_peft_model_state_dict", lambda _, weights, __: received.update(weights)),
     ):
         for i, (params, rank) in enumerate(zip(clients, kept, strict=True)):
             own = params[adapters.ENTRY]["body"]
@@ -179,7 +180,9 @@ def compare_fedskc() -> tuple[Arrays, Arrays]:
     common = server.get_global_kn(owned)
     theirs = server.get_dis_weights(list(SIZES), owned, common)
     options = fedskc.Gda(size="count", distance="sum")
-    ours = fedskc.discrepancy_weights(Cohort(jnp.arange(4), jnp.array(SIZES)), jnp.asarray(values), jnp.asarray(held), merged, options)
+    ours = fedskc.discrepancy_weights(
+        Cohort(jnp.arange(4), jnp.array(SIZES)), jnp.asarray(values), jnp.asarray(held), merged, options
+    )
     known = sorted(common)
     return [theirs, torch.stack([common[j] for j in known]).numpy()], [np.asarray(ours / ours.sum()), np.asarray(merged)[known]]
 
@@ -201,8 +204,9 @@ def compare_pfedgate() -> tuple[Arrays, Arrays]:
     gates = np.random.default_rng(0).random((20, sum(number for number, _ in cut.pieces))).astype(np.float32)
     layer = gating.GatingLayer(network, "cpu", "emnist", fine_grained_block_split=5)
     learner = Namespace(
-        sparse_factor=0.5, min_sparse_factor=0.2, block_wise_prune=True, device="cpu", gating_layer=layer, importance_prior_para_num=0,
-        gated_scores_scale_factor=10, knapsack_solver=solver.KnapsackSolver01(1, 1, 1), total_model_size=1,
+        sparse_factor=0.5, min_sparse_factor=0.2, block_wise_prune=True, device="cpu", gating_layer=layer,
+        importance_prior_para_num=0, gated_scores_scale_factor=10, knapsack_solver=solver.KnapsackSolver01(1, 1, 1),
+        total_model_size=1,
     )  # fmt: skip
     kind, choose = learner_module.GatedLearner, learner.knapsack_solver.found_max_value_greedy
     learner.knapsack_solver.found_max_value_greedy = lambda weight_list, value_list, capacity: choose(
@@ -229,8 +233,7 @@ def compare_fedtpg() -> tuple[Arrays, Arrays]:
     ours = clip_prompts.PromptGenerator(prompts, width, names, nnx.Rngs(0))
     attention, forward = theirs.encoder.cross_attend_blocks[0], theirs.encoder.cross_attend_blocks[1].net
     heads, ends = attention.fn, np.split(attention.fn.in_proj_bias.detach().numpy(), 3)
-    up, gate = (part.detach().numpy() for part in (forward[1].weight, forward[1].bias)), None
-    weight, bias = up
+    weight, bias = (part.detach().numpy() for part in (forward[1].weight, forward[1].bias))
     dense = {
         "query": (heads.q_proj_weight, ends[0]), "key": (heads.k_proj_weight, ends[1]), "value": (heads.v_proj_weight, ends[2]),
         "output": (heads.out_proj.weight, heads.out_proj.bias), "up": (weight[: 4 * width], bias[: 4 * width]),

@@ -290,7 +290,7 @@ def draw_once() -> Iterator[None]:
     with (
         mock.patch("numpy.random.choice", lambda a, *args, **kw: labels if len(a) == sum(SIZES) else choose(a, *args, **kw)),
         mock.patch("torch.rand", lambda shape, **kw: torch.tensor(noise) if shape == noise.shape else rand(shape, **kw)),
-        mock.patch("jax.random.categorical", lambda key, logits, shape: jnp.asarray(labels)),
+        mock.patch("jax.random.categorical", return_value=jnp.asarray(labels)),
         mock.patch(
             "jax.random.uniform",
             lambda key, shape, *args, **kw: jnp.asarray(noise) if shape == noise.shape else uniform(key, shape, *args, **kw),
