@@ -16,8 +16,8 @@ All else is HeteroFL's.
 
 Unseen clients use the round's part of the server's model.
 
-Departures: HeteroFL's. The released code weights some entries by how often they were updated
-before; the mean over the clients that hold an entry is the paper's. Random windows (federated
+Departures: HeteroFL's. The released code moves the window down, and weights biases and the head by
+how often they were updated before; both are the paper's here. Random windows (federated
 dropout), with which the paper compares, are not here.
 """
 

@@ -13,7 +13,7 @@ from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 
 B2, TAU = 0.99, 1e-3
-RATES = {"adagrad": (0.1, 0.0), "adam": (0.01, 0.9), "yogi": (0.01, 0.9), "momentum": (1.0, 0.9)}
+RATES = {"adagrad": (0.1, 0.0), "adam": (0.01, 0.9), "yogi": (0.01, 0.9), "momentum": (1.0, 0.9), "nesterov": (1.0, 0.9)}
 
 
 class Server:
@@ -24,9 +24,9 @@ class Server:
         self.name, self.lr, self.b1, self.b2, self.tau = name, lr, b1, b2, tau
 
     def take(self, delta):
-        if self.name == "momentum":
+        if self.name in ("momentum", "nesterov"):
             self.m = self.b1 * self.m + delta
-            self.x = self.x + self.lr * self.m
+            self.x = self.x + self.lr * (self.m if self.name == "momentum" else self.b1 * self.m + delta)
             return
         self.m = self.b1 * self.m + (1 - self.b1) * delta
         if self.name == "adagrad":
@@ -120,7 +120,7 @@ class FedOptTest(chex.TestCase):
             v = jax.tree.leaves(server.review.inner_state.v)
             self.assertGreater(min(float(jnp.min(leaf)) for leaf in v), 0)
 
-    @parameterized.parameters("adam", "momentum")
+    @parameterized.parameters("adam", "momentum", "nesterov")
     def test_an_empty_round_moves_nothing(self, server):
         """Not even by the memory of earlier rounds."""
         algorithm = build(server)

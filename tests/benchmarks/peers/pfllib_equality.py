@@ -49,6 +49,7 @@ from fedjax_core.training import local_training
 ROUNDS, EPOCHS, RATE, WIDTH = 5, 3, 0.1, 32
 SIZES = (40, 55, 70, 85, 100)  # training examples of the clients
 TEST = 20  # test examples of each
+NOISE = 16  # of FedGen's generator
 NAME = "peer"  # of the data set
 BASE = {  # PFLlib's arguments for all methods
     "algorithm": "peer", "dataset": NAME, "device": "cpu", "save_folder_name": "items", "num_classes": 10,
@@ -92,6 +93,7 @@ class Peer(NamedTuple):
       network: the initial network, of our first state; None: that of FedAvg.
       model: our network; None: an MLP.
       rounds: of ours.
+      own: whether clients start from networks of their own.
       prepare: readies PFLlib's server, given our first state.
       fix: a context in which neither side draws anything.
       finish: what PFLlib's server does after the last round.
@@ -111,6 +113,7 @@ class Peer(NamedTuple):
     network: Callable[[Any], PyTree] | None = None
     model: type[nnx.Module] | None = None
     rounds: int = ROUNDS
+    own: bool = False
     prepare: Callable[[Any, Any], None] | None = None
     fix: Change = contextlib.nullcontext
     finish: Callable[[Any], None] = lambda server: None
@@ -257,6 +260,43 @@ def shorten_calibrations(server: Any, state: Any) -> None:
     del state
     for client in server.clients:
         client.calibration = client.calibration[: client.batch_size]
+
+
+def set_generator(server: Any, state: Any) -> None:
+    """Gives FedGen's server our generator."""
+    params = state.server.generator.params
+    hidden, out = ([part["kernel"].T, part["bias"]] for part in (params["hidden"], params["out"]))
+    for parameter, array in zip(
+        server.generative_model.parameters(), [*hidden, params["scale"], params["bias"], *out], strict=True
+    ):
+        parameter.data = torch.tensor(np.ascontiguousarray(array))
+
+
+def train_plainly_first() -> contextlib.AbstractContextManager:
+    """Makes FedGen's clients train without generated features in the first round."""
+    client_class = pkgutil.resolve_name("flcore.clients.clientgen.clientGen")
+    train, plain = client_class.train, pkgutil.resolve_name("flcore.clients.clientavg.clientAVG.train")
+    return mock.patch.object(
+        client_class, "train", lambda client: (train if client.train_time_cost["num_rounds"] else plain)(client)
+    )
+
+
+@contextlib.contextmanager
+def draw_once() -> Iterator[None]:
+    """Gives both sides of FedGen the same labels and noise in each step."""
+    rng = np.random.default_rng(0)
+    labels, noise = rng.integers(0, 10, max(SIZES)), rng.random((max(SIZES), NOISE), np.float32)
+    choose, uniform, rand = np.random.choice, jax.random.uniform, torch.rand
+    with (
+        mock.patch("numpy.random.choice", lambda a, *args, **kw: labels if len(a) == sum(SIZES) else choose(a, *args, **kw)),
+        mock.patch("torch.rand", lambda shape, **kw: torch.tensor(noise) if shape == noise.shape else rand(shape, **kw)),
+        mock.patch("jax.random.categorical", return_value=jnp.asarray(labels)),
+        mock.patch(
+            "jax.random.uniform",
+            lambda key, shape, *args, **kw: jnp.asarray(noise) if shape == noise.shape else uniform(key, shape, *args, **kw),
+        ),
+    ):
+        yield
 
 
 @contextlib.contextmanager
@@ -505,6 +545,26 @@ PEERS = {
             )
         },
     ),
+    "fedgen": Peer(
+        "servergen",
+        "FedGen",
+        {
+            "noise_dim": NOISE,
+            "hidden_dim": 24,
+            "generator_learning_rate": 0.005,
+            "server_epochs": 20,
+            "localize_feature_extractor": True,
+        },
+        {"noise": NOISE, "hidden": 24, "generator_batch": max(SIZES), "generator_steps": 20},
+        server=lambda server: {"out": server.generator.params["out"], "head": server.head},
+        client=lambda sent, own: own.params | {"head": sent.head},
+        peer_server=lambda server: torch.nn.ModuleList([server.generative_model.fc, server.global_model]),
+        own=True,
+        prepare=set_generator,
+        fix=draw_once,
+        finish=send_models,
+        departures={"features are generated in the first round too": train_plainly_first},
+    ),
     "fedgh": Peer(
         "servergh",
         "FedGH",
@@ -636,6 +696,9 @@ def run_peer(peer: Peer, ours: Ours) -> Any:
         server = server_class(argparse.Namespace(**BASE | peer.arguments, model=models.BaseHeadSplit(*make_parts(ours.network))), 0)
         for client in server.clients:
             client.batch_size = round(client.train_samples)  # FedFomo's train on fewer
+        if peer.own:
+            for client, weights in zip(server.clients, ours.before["clients"], strict=True):
+                torch.nn.utils.vector_to_parameters(torch.tensor(weights), client.model.parameters())
         if peer.prepare is not None:
             peer.prepare(server, ours.first)
         server.train()

@@ -38,6 +38,7 @@ import torch
 from torch.nn.utils import parameters_to_vector
 
 from fedjax_core.algorithm import PyTree
+from fedjax_core.data import sources
 from fedjax_core.training import aggregators
 from tests.benchmarks.peers import pfllib_equality as pfllib
 from tests.benchmarks.peers.pfllib_equality import EPOCHS, NAME, RATE, ROUNDS, SIZES, WIDTH, Ours, Peer, extend
@@ -46,11 +47,12 @@ DRAWN = {"cohort.size": 3}  # clients of a round
 DECAYS = {"optimizer.decay": 0.9, "optimizer.weight_decay": 0.001}  # of the rate in each round, and of the weights
 FEDEXP = {"optimizer.lr": RATE * 0.998, "optimizer.decay": 0.998, "optimizer.weight_decay": 1e-4}  # fixed by it
 FEDEXP_STEPS = 20  # likewise
+PUBLIC = 60  # public examples
 UNEVEN = (1, 2, 3, 4, 5)  # local epochs of FedNova's clients
 STUBS = (  # imported, and not needed
     "h5py", "hydra", "hydra.core", "hydra.core.hydra_config", "matplotlib", "matplotlib.pyplot", "pynvml", "ray",
     "ray.actor", "tensorflow", "torchvision", "torchvision.datasets", "torchvision.io", "torchvision.io.image",
-    "torchvision.models", "torchvision.transforms", "visdom",
+    "torchvision.models", "torchvision.transforms", "torchvision.utils", "ujson", "visdom",
 )  # fmt: skip
 NOTHING: Mapping[str, pfllib.Change] = types.MappingProxyType({})
 EDITS: dict[str, str] = {}  # of FedExP's script, while a departure is taken back
@@ -149,6 +151,20 @@ def read_data(part: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
     return [file["x"] for file in files], [file["y"].astype(np.int64) for file in files]
 
 
+def read_public() -> torch.utils.data.TensorDataset:
+    """Returns public images and labels."""
+    with np.load("../dataset/public.npz") as file:
+        x = file["train_features"].reshape(-1, 1, 8, 8)
+        return torch.utils.data.TensorDataset(torch.tensor(x), torch.tensor(file["train_labels"]))
+
+
+def write_public(path: Path) -> None:
+    """Writes a public set, digits of the test set, in the form of our source `npz`."""
+    digits = sources.load("digits").test
+    columns = {"features": digits.x[:PUBLIC].astype(np.float32) / 255, "labels": digits.y[:PUBLIC]}
+    np.savez(path, **{f"{part}_{key}": column for part in ("train", "test") for key, column in columns.items()})
+
+
 def make_result(network: Any = None, models: Any = ()) -> Namespace:
     """Returns a server and its clients, as `pfllib_equality` compares them."""
     return Namespace(global_model=network, clients=[Namespace(model=model) for model in models])
@@ -214,9 +230,14 @@ def run_fl_bench(peer: Peer, ours: Ours) -> Namespace:
     with (
         mock.patch.dict(models.MODELS, {NAME: lambda **_: network}),
         mock.patch.dict(datasets.DATASETS, {NAME: lambda **_: datasets.BaseDataset(x, y, list(range(10)))}),
+        mock.patch.dict(datasets.DATASETS, public=lambda **_: read_public()),
         mock.patch.object(fedavg, "FLBENCH_ROOT", Path.cwd()),
     ):
         server = server_class(functional.parse_args(config, peer.module, server_class.get_hyperparams))
+        if peer.own:
+            for params, weights in zip(server.clients_personal_model_params.values(), ours.before["clients"], strict=True):
+                torch.nn.utils.vector_to_parameters(torch.tensor(weights), network.parameters())
+                params.update(copy.deepcopy(network.state_dict()))
         server.client_sample_stream = [cohort.tolist() for cohort in ours.cohorts]
         server.train()
     personal = [hold(params.values()) for params in server.clients_personal_model_params.values()]
@@ -454,6 +475,18 @@ CASES = {
             departures={"momentum is Nesterov's": change("src.server.fedavgm.FedAvgMServer.__init__", drop_nesterov)},
         ),
     ),
+    "fedavgm_nesterov": Case(
+        "FL-bench",
+        run_fl_bench,
+        "fedopt",
+        Peer(
+            "fedavgm",
+            "FedAvgMServer",
+            {"server_momentum": 0.5},
+            {"server": "nesterov", "b1": 0.5, "weights": "samples"},
+            fields=DRAWN,
+        ),
+    ),
     "cfl": Case(
         "FL-bench",
         run_fl_bench,
@@ -576,8 +609,8 @@ CASES = {
 }
 
 
-def main(checkouts: str, *cases: str) -> None:
-    """Compares cases, by default all."""
+def main(checkouts: str, *names: str, cases: Mapping[str, Case] = CASES) -> None:
+    """Compares these cases, by default all."""
     hydra = mock.MagicMock()
     hydra.HydraConfig.get.return_value.runtime.output_dir = "out"
     stubs = {name: mock.MagicMock() for name in STUBS} | {"hydra.core.hydra_config": hydra}
@@ -585,14 +618,16 @@ def main(checkouts: str, *cases: str) -> None:
     folder = Path(checkouts).resolve()
     with tempfile.TemporaryDirectory() as scratch, mock.patch.dict(sys.modules, stubs):
         pfllib.write_data(Path(scratch) / "dataset" / NAME)
+        write_public(Path(scratch) / "dataset" / "public.npz")
         (Path(scratch) / "system").mkdir()
         os.chdir(Path(scratch) / "system")  # HtFLlib's paths are relative to it
         Path("clients.csv").write_text("\n".join(["epochs", *map(str, UNEVEN)]) + "\n")
-        for name in cases or CASES:
-            case = CASES[name]
-            ours = pfllib.run_ours(case.method, case.peer, Path(scratch) / "dataset")
-            with import_from(folder / case.code):
-                pfllib.compare_all(name, case.peer, ours, functools.partial(run_quietly, case.run))
+        for name in names or cases:
+            case = cases[name]
+            with case.peer.fix():
+                ours = pfllib.run_ours(case.method, case.peer, Path(scratch) / "dataset")
+                with import_from(folder / case.code):
+                    pfllib.compare_all(name, case.peer, ours, functools.partial(run_quietly, case.run))
 
 
 def run_quietly(run: Callable[[Peer, Ours], Any], peer: Peer, ours: Ours) -> Any:

@@ -1,0 +1,286 @@
+"""Parts of others' code that are too large to run here, and ours, on the same random arrays.
+
+python -m tests.benchmarks.peers.parts_equality CHECKOUTS [CASE ...]
+
+CHECKOUTS has clones, each by its name, of CERT-Lab/fedex-lora, ATP-1010/FederatedLLM (FLoRA),
+hwang52/FedSKC, yxdyc/pFedGate and boschresearch/FedTPG. Of the methods for adapters it is the
+server's step, of FedSKC its discrepancy weights, of pFedGate the choice of blocks, and of FedTPG
+the network that makes prompts. What the code imports and is not installed is a stub.
+
+Prints a line of JSON for each case: the largest difference, and the largest entry.
+"""
+
+import contextlib
+import functools
+import io
+import json
+import sys
+import tempfile
+import warnings
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from flax import nnx
+
+from fedjax_core.algorithm import Cohort, Net, PyTree, Reduce, is_reduce
+from fedjax_core.language import clip_prompts
+from fedjax_core.training import adapters, local_training
+from fedjax_core.training.param_partition import drop_entry, split_net
+from methods import fedskc, hetlora, pfedgate
+from tests import toy
+from tests.benchmarks.peers.authors_equality import import_stubbed
+from tests.benchmarks.peers.released_equality import import_from
+
+Arrays = list[np.ndarray]
+SIZES, RANK, SCALE = (3, 1, 7, 5), 2, 8.0  # examples of clients; rank, and alpha over it, of the toy's adapter
+RANKS = (2, 1, 2, 1)  # of clients, where they differ
+
+
+class Layer(torch.nn.Module):
+    """An adapted layer with the kernel in `transformers.Conv1D`'s form, [in, out]."""
+
+    def __init__(self, kernel: np.ndarray, own: dict[str, np.ndarray]):
+        """Holds a kernel and an adapter."""
+        super().__init__()
+        holders = {"lora_A": own["a"].T, "lora_B": own["b"].T}
+        for name, array in holders.items():
+            setattr(self, name, torch.nn.ModuleDict({"default": hold_weight(array)}))
+        self.base_layer = hold_weight(kernel)
+
+
+def hold_weight(array: np.ndarray) -> torch.nn.Module:
+    """Returns a module with this weight."""
+    module = torch.nn.Module()
+    module.weight = torch.nn.Parameter(torch.tensor(np.ascontiguousarray(array)))
+    return module
+
+
+class Adapted(torch.nn.Module):
+    """The toy's network in the form of `transformers` and `peft`."""
+
+    def __init__(self, params: PyTree, kernel: np.ndarray):
+        """Holds one client's or the server's parameters."""
+        super().__init__()
+        self.body = Layer(kernel, params[adapters.ENTRY]["body"])
+        self.classifier = hold_weight(params["head"]["kernel"].T)
+        self.classifier.bias = torch.nn.Parameter(torch.tensor(params["head"]["bias"]))
+
+
+def list_ours(params: PyTree) -> Arrays:
+    """Returns adapter, correction of the kernel, and head."""
+    own, correction = params[adapters.ENTRY]["body"], params.get(adapters.CORRECTION, {"body": np.zeros(())})["body"]
+    correction = np.broadcast_to(SCALE * np.asarray(correction), (own["a"].shape[0], own["b"].shape[1]))
+    return [np.asarray(x) for x in (own["a"], own["b"], correction, params["head"]["kernel"], params["head"]["bias"])]
+
+
+def list_theirs(state: dict[str, torch.Tensor], kernel: np.ndarray) -> Arrays:
+    """Returns the same of a network of theirs."""
+    own = {name: array.detach().numpy() for name, array in state.items()}
+    a, b = (own[f"body.lora_{part}.default.weight"].T for part in "AB")
+    return [a, b, own["body.base_layer.weight"] - kernel, own["classifier.weight"].T, own["classifier.bias"]]
+
+
+def take_step(name: str, weights: str, ranks: tuple[int, ...] | None = None) -> tuple[Net, list[PyTree], Net]:
+    """Returns our server's network before its step, the parameters that clients trained, and the network after it."""
+    task = toy.task_adapted(dropout=0.0)
+    algorithm = toy.METHODS[name].func(task, optimizer=local_training.sgd(0.1), weights=weights)
+    server, rng = algorithm.server_init(jax.random.key(0)), np.random.default_rng(0)
+    trained = {key: part for key, part in server.net.params.items() if key != adapters.CORRECTION}
+    move = lambda x: x + rng.normal(size=x.shape).astype(np.float32)
+    clients = [jax.tree.map(move, trained) for _ in SIZES]
+    clients = clients if ranks is None else [adapters.truncate_adapters(*pair) for pair in zip(clients, ranks, strict=True)]
+    clients = clients if name != "ffa_lora" else [keep_a(params, trained) for params in clients]
+    uplinks = [make_uplink(name, params, trained) for params in clients]
+    cohort = Cohort(jnp.arange(len(SIZES)), jnp.array(SIZES))
+    stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *uplinks)
+
+    def reduce(rule: Reduce, part: PyTree) -> PyTree:
+        mapped = jax.vmap(rule.map)(part, cohort)
+        return rule.finalize(jax.tree.map(lambda x: x.sum(0), mapped) if rule.combine == "add" else mapped)
+
+    rules = algorithm.collect
+    collected = reduce(rules, stacked) if is_reduce(rules) else tuple(map(reduce, rules, stacked))
+    return server.net, clients, algorithm.server_update(server, collected, cohort, jax.random.key(1))[0].net
+
+
+def keep_a(params: PyTree, first: PyTree) -> PyTree:
+    """Returns parameters with the first half of their adapter as it was."""
+    own = {"a": first[adapters.ENTRY]["body"]["a"], "b": params[adapters.ENTRY]["body"]["b"]}
+    return params | {adapters.ENTRY: {"body": own}}
+
+
+def make_uplink(name: str, params: PyTree, sent: PyTree) -> PyTree:
+    """Returns what a client of ours sends, by its method."""
+    if name == "hetlora":
+        return hetlora.Uplink(Net(params, {}), adapters.product_norm(params[adapters.ENTRY]))
+    delta = Net(jax.tree.map(jnp.subtract, params, sent), {})
+    if name == "flora":
+        return {adapters.ENTRY: params[adapters.ENTRY]}, drop_entry(delta, adapters.ENTRY)
+    return split_net(delta, adapters.select_a)[0] if name == "ffa_lora" else delta
+
+
+def compare_fedex(name: str, function: str, weights: str = "uniform") -> tuple[Arrays, Arrays]:
+    """Compares a server's step with that of FedEx-LoRA's code."""
+    server, clients, after = take_step(name, weights)
+    kernel = np.asarray(toy.task_adapted().frozen.params["body"]["kernel"])
+    module = import_stubbed("fed_agg")[0]
+    network = Adapted(server.params, kernel)
+    args = [Namespace(lora_alpha=RANK * SCALE, lora_r=RANK, rslora=False)] if function == "aggregate_models_ours" else []
+    getattr(module, function)(network, [Adapted(params, kernel).state_dict() for params in clients], *args)
+    return list_theirs(network.state_dict(), kernel), list_ours(after.params)
+
+
+def compare_flora(
+    name: str, stacking: bool = False, zero_padding: bool = False, ranks: tuple[int, ...] | None = None, corrected: bool = False
+) -> tuple[Arrays, Arrays]:
+    """Compares a server's step with that of FLoRA's code, of the adapter alone; `corrected`: with the name of its sum."""
+    _, clients, after = take_step(name, "samples", ranks)
+    module, kept = import_stubbed("fed_utils.model_aggregation")[0], [RANK] * len(SIZES) if ranks is None else list(ranks)
+    if corrected:
+        wrong, right = "weighted_sindgle_weights", "weighted_single_weights"
+        source = Path(str(module.__file__)).read_text()
+        assert wrong in source
+        exec(source.replace(wrong, right).split("torch.nn import ZeroPad2d")[1], vars(module))
+    received = {}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(module, "set_peft_model_state_dict", lambda _, weights, __: received.update(weights)),
+    ):
+        for i, (params, rank) in enumerate(zip(clients, kept, strict=True)):
+            own = params[adapters.ENTRY]["body"]
+            sent = {"lora_A": own["a"][:, :rank].T, "lora_B": own["b"][:rank].T}
+            where = Path(folder) / "0" / f"local_output_{i}"
+            where.mkdir(parents=True)
+            torch.save({key: torch.tensor(np.ascontiguousarray(x)) for key, x in sent.items()}, where / "pytorch_model.bin")
+        sizes = dict(enumerate(SIZES))
+        module.FedAvg(None, list(sizes), folder, sizes, 0, stacking, RANK, ranks is not None, kept, zero_padding, False)
+        if stacking:
+            received = torch.load(Path(folder) / "0" / "adapter_model.bin")
+    a, b = (received[f"lora_{part}"].numpy().T for part in "AB")
+    if stacking:
+        return [a @ b], [np.asarray(after.params[adapters.CORRECTION]["body"])]
+    own = after.params[adapters.ENTRY]["body"]
+    return [a, b], [np.asarray(own["a"]), np.asarray(own["b"])]
+
+
+def compare_fedskc() -> tuple[Arrays, Arrays]:
+    """Compares the discrepancy weights that FedSKC's release computes (and then leaves unused)."""
+    module, rng = import_stubbed("main_fedskc")[0], np.random.default_rng(0)
+    values, held = rng.normal(size=(4, 5, 5)).astype(np.float32), rng.random((4, 5)) < 0.7
+    merged, _ = fedskc.merge_neighbours(values, held)
+    owned = [{j: torch.tensor(values[k, j]) for j in range(5) if held[k, j]} for k in range(4)]
+    server = module.Global.__new__(module.Global)
+    common = server.get_global_kn(owned)
+    theirs = server.get_dis_weights(list(SIZES), owned, common)
+    options = fedskc.Gda(size="count", distance="sum")
+    ours = fedskc.discrepancy_weights(
+        Cohort(jnp.arange(4), jnp.array(SIZES)), jnp.asarray(values), jnp.asarray(held), merged, options
+    )
+    known = sorted(common)
+    return [theirs, torch.stack([common[j] for j in known]).numpy()], [np.asarray(ours / ours.sum()), np.asarray(merged)[known]]
+
+
+class Stable(np.ndarray):
+    """An array that keeps the order of equal entries when it is sorted."""
+
+    def argsort(self, *_: Any, **__: Any) -> np.ndarray:
+        """Returns indices of the sorted array."""
+        return np.argsort(np.asarray(self), kind="stable")
+
+
+def compare_pfedgate() -> tuple[Arrays, Arrays]:
+    """Compares which blocks are kept, times their gates; equally important blocks are in stored order."""
+    learner_module, gating, solver = import_stubbed("pFedGate.gated_learner", "models.gating_layers", "models.knapsack_solver")
+    network = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 3))
+    params = {f"layer{i}": {"kernel": layer.weight.T, "offset": layer.bias} for i, layer in enumerate(network)}  # in their order
+    cut = pfedgate.cut_into_blocks(jax.tree.map(lambda x: np.zeros(x.shape), params), 5)
+    gates = np.random.default_rng(0).random((20, sum(number for number, _ in cut.pieces))).astype(np.float32)
+    layer = gating.GatingLayer(network, "cpu", "emnist", fine_grained_block_split=5)
+    learner = Namespace(
+        sparse_factor=0.5, min_sparse_factor=0.2, block_wise_prune=True, device="cpu", gating_layer=layer,
+        importance_prior_para_num=0, gated_scores_scale_factor=10, knapsack_solver=solver.KnapsackSolver01(1, 1, 1),
+        total_model_size=1,
+    )  # fmt: skip
+    kind, choose = learner_module.GatedLearner, learner.knapsack_solver.found_max_value_greedy
+    learner.knapsack_solver.found_max_value_greedy = lambda weight_list, value_list, capacity: choose(
+        weight_list, value_list.view(Stable), capacity
+    )
+    learner._select_top_sub_blocks = functools.partial(kind._select_top_sub_blocks, learner)
+    theirs, ours = [], []
+    for t in gates:
+        trans, _ = kind.select_top_trans_weights(learner, torch.tensor(np.maximum(t, 0.2)), torch.tensor(t), in_place=False)
+        theirs.append(trans.detach().numpy())
+        ours.append(np.asarray(t * pfedgate.select_blocks(jnp.maximum(t, 0.2), cut, 0.5, 0.2)))
+    return theirs, ours
+
+
+def compare_fedtpg() -> tuple[Arrays, Arrays]:
+    """Compares FedTPG's network that makes prompts, without the self-attention that the release leaves out."""
+    module = import_stubbed("model.prompt_net")[0]
+    module.repeat = lambda x, _, b: x[None].expand(b, *x.shape)
+    prompts, width, names = 3, 16, 12
+    theirs = module.PromptTranslator(prompts, 1, width, depth=0, textemb_dim=names, device="cpu")
+    torch.manual_seed(0)
+    for parameter in theirs.parameters():
+        parameter.data = torch.randn(parameter.shape) / 4
+    ours = clip_prompts.PromptGenerator(prompts, width, names, nnx.Rngs(0))
+    attention, forward = theirs.encoder.cross_attend_blocks[0], theirs.encoder.cross_attend_blocks[1].net
+    heads, ends = attention.fn, np.split(attention.fn.in_proj_bias.detach().numpy(), 3)
+    weight, bias = (part.detach().numpy() for part in (forward[1].weight, forward[1].bias))
+    dense = {
+        "query": (heads.q_proj_weight, ends[0]), "key": (heads.k_proj_weight, ends[1]), "value": (heads.v_proj_weight, ends[2]),
+        "output": (heads.out_proj.weight, heads.out_proj.bias), "up": (weight[: 4 * width], bias[: 4 * width]),
+        "gate": (weight[4 * width :], bias[4 * width :]), "down": (forward[3].weight, forward[3].bias),
+    }  # fmt: skip
+    to_array = lambda x: jnp.asarray(x if isinstance(x, np.ndarray) else x.detach().numpy())
+    for name, (kernel, offset) in dense.items():
+        own = getattr(ours, name)
+        own.kernel, own.bias = nnx.Param(to_array(kernel).T), nnx.Param(to_array(offset))
+    norms = {"query_norm": attention.norm, "names_norm": attention.norm_context, "mlp_norm": forward[0]}
+    for name, norm in norms.items():
+        own = getattr(ours, name)
+        own.scale, own.bias = nnx.Param(to_array(norm.weight)), nnx.Param(to_array(norm.bias))
+    ours.queries = nnx.Param(to_array(theirs.soft_prompt))
+    texts = np.random.default_rng(0).normal(size=(5, names)).astype(np.float32)
+    return [theirs(torch.tensor(texts)[None])[0][0].detach().numpy()], [np.asarray(ours(jnp.asarray(texts)))]
+
+
+CASES: dict[str, tuple[str, Callable[[], tuple[Arrays, Arrays]]]] = {
+    "fedit": ("fedex-lora", lambda: compare_fedex("fedit", "aggregate_models_normal")),
+    "ffa_lora": ("fedex-lora", lambda: compare_fedex("ffa_lora", "aggregate_models_ffa")),
+    "fedex_lora": ("fedex-lora", lambda: compare_fedex("fedex_lora", "aggregate_models_ours")),
+    "flora": ("FederatedLLM", lambda: compare_flora("flora", stacking=True, ranks=RANKS)),
+    "flora_equal_ranks": ("FederatedLLM", lambda: compare_flora("flora", stacking=True)),
+    "hetlora_by_samples": ("FederatedLLM", lambda: compare_flora("hetlora", zero_padding=True, ranks=RANKS)),
+    "fedit_flora": ("FederatedLLM", lambda: compare_flora("fedit")),
+    "fedit_flora_corrected": ("FederatedLLM", lambda: compare_flora("fedit", corrected=True)),
+    "fedskc": ("FedSKC", compare_fedskc),
+    "pfedgate": ("pFedGate", compare_pfedgate),
+    "fedtpg": ("FedTPG", compare_fedtpg),
+}
+
+
+def main(checkouts: str, *names: str) -> None:
+    """Compares these cases, by default all."""
+    for name in names or CASES:
+        code, compare = CASES[name]
+        with (
+            import_from(Path(checkouts).resolve() / code),
+            contextlib.redirect_stdout(io.StringIO()),
+            warnings.catch_warnings(action="ignore"),
+            mock.patch.object(np, "int", int, create=True),  # of NumPy before 1.24
+        ):
+            pairs = list(zip(*compare(), strict=True))
+        line = {"case": name, "difference": max(float(np.max(np.abs(a - b))) for a, b in pairs)}
+        print(json.dumps(line | {"largest": max(float(np.max(np.abs(b))) for _, b in pairs)}), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
