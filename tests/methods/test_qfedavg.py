@@ -81,7 +81,7 @@ class QFedAvgTest(chex.TestCase):
 
         method = functools.partial(qfedavg, optimizer=local_training.sgd(0.05), epochs=1, batch=6)
         quadratics.run(functools.partial(method, q=2.0), 1, loss=loss)
-        with self.assertRaisesRegex(FloatingPointError, "round 1: the server's new state is not finite.*q, if every loss to this power is 0"):
+        with self.assertRaisesRegex(FloatingPointError, "round 1: the server's new state is not finite.*q, if every loss"):
             quadratics.run(functools.partial(method, q=10.0), 1, loss=loss)
 
     def test_losses_in_another_unit_leave_the_direction(self):
