@@ -166,7 +166,7 @@ def test_names_from_outside(brought, spec, origin):
 
 
 def test_lookups_are_recorded_by_all_around_them(brought):
-    """As where a module that a config names resolves a config while it is imported."""
+    """A module that a config names may resolve a config while it is imported."""
     with registry.record_lookups() as outer:
         with registry.record_lookups() as inner:
             dye, _ = registry.find_builder("method", "dyes_of_mine:dye", {})

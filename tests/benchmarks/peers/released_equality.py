@@ -418,6 +418,13 @@ def take_simulator(
     return Case("FL-Simulator", run_fl_simulator, method, peer)
 
 
+def take_fedavgm(server: str, departures: Mapping[str, pfllib.Change] = NOTHING) -> Case:
+    """Returns a case of FL-bench's FedAvgM, with one of our momenta."""
+    options = {"server": server, "b1": 0.5, "weights": "samples"}
+    peer = Peer("fedavgm", "FedAvgMServer", {"server_momentum": 0.5}, options, fields=DRAWN, departures=departures)
+    return Case("FL-bench", run_fl_bench, "fedopt", peer)
+
+
 SECOND = "second moments start at 0"
 STEPS = "the momentum divides by the steps of client 0, in fractions"
 PARAMS = {"server": lambda server: server.params}
@@ -462,31 +469,10 @@ CASES = {
         )
         for server in ("adam", "yogi", "adagrad")
     },
-    "fedavgm_bench": Case(
-        "FL-bench",
-        run_fl_bench,
-        "fedopt",
-        Peer(
-            "fedavgm",
-            "FedAvgMServer",
-            {"server_momentum": 0.5},
-            {"server": "momentum", "b1": 0.5, "weights": "samples"},
-            fields=DRAWN,
-            departures={"momentum is Nesterov's": change("src.server.fedavgm.FedAvgMServer.__init__", drop_nesterov)},
-        ),
+    "fedavgm_bench": take_fedavgm(
+        "momentum", {"momentum is Nesterov's": change("src.server.fedavgm.FedAvgMServer.__init__", drop_nesterov)}
     ),
-    "fedavgm_nesterov": Case(
-        "FL-bench",
-        run_fl_bench,
-        "fedopt",
-        Peer(
-            "fedavgm",
-            "FedAvgMServer",
-            {"server_momentum": 0.5},
-            {"server": "nesterov", "b1": 0.5, "weights": "samples"},
-            fields=DRAWN,
-        ),
-    ),
+    "fedavgm_nesterov": take_fedavgm("nesterov"),
     "cfl": Case(
         "FL-bench",
         run_fl_bench,

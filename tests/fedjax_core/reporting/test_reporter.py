@@ -194,7 +194,7 @@ def test_numbers_that_are_not(tmp_path):
 
 
 def test_scores_added_to_a_record_may_be_undefined(tmp_path):
-    """As those of an evaluation that an earlier start did not end."""
+    """An evaluation that an earlier start did not end adds such scores."""
     said: list[str] = []
     with Reporter(tmp_path, 1, console=said.append) as reporter:
         reporter.log(record(1))
