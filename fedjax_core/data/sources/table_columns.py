@@ -202,7 +202,7 @@ def _encode_one_hot(held: Mapping[str, Column], column: str, fill: float) -> dic
 
 
 def _as_text(cell: Any) -> Any:
-    return cell if cell is None else str(cell)
+    return cell if cell is None else str(_as_label(cell))  # 2.0, which pandas has beside a missing cell, as "2"
 
 
 def is_image(cell: Any) -> bool:

@@ -351,6 +351,14 @@ def test_numbers_are_categories_where_they_are_said_to_be():
         sources.from_table(table, table, x=["ward", "age"], y="y", categorical=("y",))
 
 
+def test_a_category_is_one_value_whether_a_table_has_it_as_a_text_or_a_number():
+    train = {"ward": ["1", "2", "x"], "y": [0, 1, 0]}
+    test = {"ward": [2.0, np.nan, np.float32(1)], "y": [0, 1, 0]}  # as pandas reads a file without the x
+    mine = sources.from_table(train, test, x=["ward"], y="y", categorical=["ward"], missing="drop")
+    assert mine.train.x.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    assert mine.test.x.tolist() == [[0, 1, 0], [1, 0, 0]]
+
+
 @pytest.mark.parametrize("targets", ["classes", "numbers"])
 def test_a_fraction_is_of_every_client(targets):
     rng = np.random.default_rng(0)
