@@ -274,6 +274,15 @@ def test_codes_are_names_of_classes_and_domains(caplog):
     assert sources.from_table(table, x="x", y="year", test_fraction=0.5).class_names == ("2019", "2020")
 
 
+@pytest.mark.parametrize(("targets", "y"), [("classes", "b"), ("labels", ["a", "c"])])
+def test_a_column_is_no_input_beside_its_being_the_label(targets, y):
+    """Such as x of all columns of a frame: accuracies were 1."""
+    table = {name: [0, 1, 1] for name in "abc"}
+    with pytest.raises(ValueError, match=r"x has the column '[ab]', which is also y: a network would read what it is to predict"):
+        sources.from_table(table, table, x=["a", "b"], y=y, targets=targets)
+    assert sources.from_table(table, table, x=["a", "b"], y=["a", "b"], targets="numbers").train.y.shape == (3, 2), "reconstructed"
+
+
 def test_classes_that_differ_in_capitals_alone_are_told(caplog):
     """Single letters, whose capitals are other classes, are not."""
     table = {"x": [1.0, 2.0, 3.0], "y": ["true", "True", "false"]}
