@@ -283,11 +283,13 @@ def test_a_column_is_no_input_beside_its_being_the_label(targets, y):
     assert sources.from_table(table, table, x=["a", "b"], y=["a", "b"], targets="numbers").train.y.shape == (3, 2), "reconstructed"
 
 
-def test_classes_that_differ_in_capitals_alone_are_told(caplog):
+@pytest.mark.parametrize(("one", "other"), [("True", "true"), ("Me\u0301dium", "M\u00e9dium")])
+def test_classes_that_look_alike_are_told(caplog, one, other):
     """Single letters, whose capitals are other classes, are not."""
-    table = {"x": [1.0, 2.0, 3.0], "y": ["true", "True", "false"]}
-    assert sources.from_table(table, table, x="x", y="y").class_names == ("True", "false", "true")
-    assert caplog.messages == ["column 'y' has both 'True' and 'true', which differ in capitals alone: each counts for itself"]
+    table = {"x": [1.0, 2.0, 3.0], "y": [other, one, "zero"]}
+    assert sorted(sources.from_table(table, table, x="x", y="y").class_names) == sorted([one, other, "zero"])
+    differ = "which differ in capitals or in the encoding of accents alone: each counts for itself"
+    assert caplog.messages == [f"column 'y' has both {one!r} and {other!r}, {differ}"]
     sources.from_table(*[table | {"y": ["a", "A", "b"]}] * 2, x="x", y="y")
     assert len(caplog.messages) == 1
 
