@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_core.algorithm import Examples, select_examples
-from fedjax_core.audit.membership import import_auditing, score_by_loss
+from fedjax_core.audit.membership import check_scores, import_auditing, score_by_loss
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.data.target_types import label_table, require_classes
@@ -66,7 +66,11 @@ def audit_scores(
     Args:
       threshold: above which canaries are guessed to be in, chosen without the scores; None: the best
         one, with a correction for the choice.
+
+    Raises:
+      ValueError: there are none, or a score is NaN.
     """
+    check_scores("canaries", scores)
     auditing = import_auditing()
     auditor = auditing.CanaryScoreAuditor(scores[is_in], scores[~is_in])
     strategy = auditing.Bonferroni() if threshold is None else auditing.Explicit(threshold)

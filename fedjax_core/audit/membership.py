@@ -47,7 +47,12 @@ def infer_membership(members: np.ndarray, others: np.ndarray, *, seed: int = 0) 
 
     Args:
       members, others: scores, higher for examples that are taken for members.
+
+    Raises:
+      ValueError: there are none, or a score is NaN.
     """
+    check_scores("members", members)
+    check_scores("others", others)
     rng = np.random.default_rng(seed)
     resampled = [_true_positives(*(rng.choice(scores, len(scores)) for scores in (members, others))) for _ in range(RESAMPLES)]
     low, high = np.quantile(resampled, ENDS, axis=0)
@@ -56,6 +61,14 @@ def infer_membership(members: np.ndarray, others: np.ndarray, *, seed: int = 0) 
     order = np.sort(others)
     below = (np.searchsorted(order, members, "left") + np.searchsorted(order, members, "right")) / 2  # ties count half
     return MembershipScores(len(members), len(others), float(below.mean() / len(others)), true_positives)
+
+
+def check_scores(what: str, scores: np.ndarray) -> None:
+    """Raises ValueError unless there are scores, and none is NaN: an attack by them would seem to fail."""
+    if not len(scores):
+        raise ValueError(f"audit: there are no {what}")
+    if number := np.isnan(scores).sum():
+        raise ValueError(f"audit: {number} of the {len(scores)} scores of {what} are NaN, as those of a model that has diverged")
 
 
 def _true_positives(members: np.ndarray, others: np.ndarray) -> list[float]:

@@ -18,6 +18,7 @@ from fedjax_core.data.partition.natural_clients import natural
 from fedjax_core.data.partition.sampling import check_index
 from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.data.sources import Dataset
+from fedjax_core.data.sources.dataset import check_distinct
 from fedjax_core.data.target_types import label_table, label_table_columns, require_classes, stratify
 from fedjax_core.option_types import escape_unprintable
 
@@ -247,7 +248,7 @@ def from_index(
 
     Raises:
       ValueError: lists that are not integers, out of range, or not equally many for training and
-        testing.
+        testing; or two clients of one name.
     """
     _check_dataset(dataset)
     names: tuple[str, ...] = ()
@@ -256,7 +257,7 @@ def from_index(
             if unknown := [name for name in test_index if name not in train_index]:
                 raise ValueError(f"test_index has the client {unknown[0]!r}: must be one of those of train_index.")
             test_index = [test_index.get(name, ()) for name in train_index]
-        names = () if list(train_index) == list(range(len(train_index))) else tuple(map(str, train_index))
+        names = () if list(train_index) == list(range(len(train_index))) else check_distinct("train_index", [*train_index])
         train_index = train_index.values()
     elif isinstance(test_index, Mapping):
         raise ValueError(

@@ -26,8 +26,9 @@ def hold_out_clients(data: FederatedData, part: float | int, seed: int) -> Feder
       seed: data seed.
 
     Raises:
-      ValueError: the data have unseen clients already, or `part` is out of range.
+      ValueError: the data have unseen clients already, are poisoned, or `part` is out of range.
     """
+    _check_unpoisoned(f"data.unseen_clients={part}", data)
     if data.unseen is not None:
         raise ValueError(f"data.unseen_clients={part}: these data have unseen clients already")
     if option_types.describe_mismatch(part, option_types.Part) or max(part, 1) >= data.clients:
@@ -43,6 +44,12 @@ def hold_out_clients(data: FederatedData, part: float | int, seed: int) -> Feder
     unseen = UnseenClients(ids, train_of_unseen, test.select(ids), table, data.test_label_table[ids], names[0])
     train, test, validation = (each.select(others) for each in (train, test, validation))
     return replace_index(data, train, test, validation, unseen, names[1])
+
+
+def _check_unpoisoned(field: str, data: FederatedData) -> None:
+    """Raises ValueError for poisoned data: what attackers train on would be held out, or be poisoned again."""
+    if data.poisoned_by:
+        raise ValueError(f"{field}: these data are poisoned already, by {data.poisoned_by[0]!r}: give them as they were before")
 
 
 def find_seen_examples(data: FederatedData) -> np.ndarray | None:
@@ -82,9 +89,10 @@ def hold_out_validation(data: FederatedData, part: float | int, seed: int) -> Fe
       seed: data seed.
 
     Raises:
-      ValueError: the data have validation examples already, `part` is out of range, or a client
-        would have nothing left to train on.
+      ValueError: the data have validation examples already, are poisoned, `part` is out of range, or
+        a client would have nothing left to train on.
     """
+    _check_unpoisoned(f"data.validation={part}", data)
     if RaggedIndex.from_lists(data.validation_index).total:
         raise ValueError(f"data.validation={part}: these data have validation examples already")
     option_types.check_value("data.validation", part, option_types.Part)

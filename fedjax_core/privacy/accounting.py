@@ -66,8 +66,8 @@ class Release(NamedTuple):
         return RELATIONS[self.sampling]
 
     def effective_multiplier(self, multiplier: float) -> float:
-        """Returns the multiplier over what one change moves: twice the clip for "local"."""
-        return multiplier / 2 if self.sampling == "local" else multiplier
+        """Returns the multiplier over what one change moves: twice the clip where data are replaced."""
+        return multiplier / 2 if self.sampling in ("fixed", "local") else multiplier
 
 
 def import_library() -> Any:
@@ -91,12 +91,12 @@ def make_event(release: Release, multiplier: float) -> Any:
     """
     dp = import_library()
     mechanism = dp.GaussianDpEvent if release.noise == "gaussian" else dp.LaplaceDpEvent
+    event = mechanism(release.effective_multiplier(multiplier))
     if release.sampling == "poisson":
-        return dp.PoissonSampledDpEvent(release.cohort / release.population, mechanism(multiplier))
+        return dp.PoissonSampledDpEvent(release.cohort / release.population, event)
     if release.sampling == "fixed":
-        halved = mechanism(multiplier / 2)
-        return dp.SampledWithoutReplacementDpEvent(release.population, release.cohort, halved)
-    return mechanism(release.effective_multiplier(multiplier))
+        return dp.SampledWithoutReplacementDpEvent(release.population, release.cohort, event)
+    return event
 
 
 def _make_accountant(release: Release, name: str) -> Any:

@@ -1,7 +1,18 @@
-"""Rounds, or seconds, to a target score, read off a curve as in McMahan et al. (2017)."""
+"""Whether a score reaches a target, and the rounds or seconds to it, read off a curve as in McMahan et al. (2017)."""
 
 import math
 from collections.abc import Sequence
+
+ROUNDING = 2.0**-23  # of float32, in which scores are computed: 342 of 360 are 0.949999988 there
+
+
+def is_reached(target: float, value: float, larger: bool = True) -> bool:
+    """Returns whether a score is at least a target, or (`larger` False) at most; NaN is not.
+
+    >>> [is_reached(0.95, value) for value in (0.949999988, 0.9499, 0.96)], is_reached(0.5, 0.4, larger=False)
+    ([True, False, True], True)
+    """
+    return math.isclose(value, target, rel_tol=ROUNDING) or (value >= target if larger else value <= target)
 
 
 def interpolate_crossing(rounds: Sequence[float], values: Sequence[float], target: float, larger: bool = True) -> float:
@@ -28,10 +39,10 @@ def interpolate_crossing(rounds: Sequence[float], values: Sequence[float], targe
         if not math.isfinite(value):
             continue
         height = sign * value
-        if height >= sign * target:
+        if is_reached(target, value, larger):
             if before is None:
                 return float(now)
-            share = (sign * target - before[1]) / (height - before[1])
+            share = min((sign * target - before[1]) / (height - before[1]), 1.0)
             return before[0] + share * (now - before[0])
         before = (now, height if before is None else max(before[1], height))
     return math.inf

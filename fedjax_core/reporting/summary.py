@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_core.option_types import is_number
 from fedjax_core.reporting.console import readable_size, readable_time
+from fedjax_core.reporting.rounds_to_target import is_reached
 from fedjax_core.reporting.score_labels import (
     is_accuracy,
     is_gap,
@@ -82,7 +83,7 @@ def summarize_records(
             entry["best"], entry["best_round"] = values[best], rounds[best]
             entry["best_is"] = "best over rounds" + (", selected on test data" if name.startswith("test/") else "")
         if is_accuracy(name):
-            reached = {str(t): next((r for r, v in zip(rounds, values, strict=True) if v >= t), None) for t in targets}
+            reached = {str(t): next((r for r, v in zip(rounds, values, strict=True) if is_reached(t, v)), None) for t in targets}
             entry["rounds_to"] = reached
             if clock:
                 entry["seconds_to"] = {target: None if r is None else clock[r] for target, r in reached.items()}

@@ -17,6 +17,7 @@ from fedjax_core import distributed, registry
 from fedjax_core.engine import evaluation
 from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.reporting.reporter import SUMMARY
+from fedjax_core.reporting.rounds_to_target import is_reached
 from fedjax_core.reporting.score_labels import describe_direction, is_accuracy, selection_key
 from fedjax_core.run import checkpointing
 from fedjax_core.storage.checkpoints import Checkpoints
@@ -140,7 +141,7 @@ class ScoreBound(NamedTuple):
 
     def is_met_by(self, score: float) -> bool:
         """Returns whether a score is enough; NaN is not."""
-        return score >= self.value if self.is_lower_bound else score <= self.value
+        return is_reached(self.value, score, self.is_lower_bound)
 
 
 def parse_target_score(text: str) -> ScoreBound | None:

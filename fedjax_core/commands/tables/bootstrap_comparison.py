@@ -176,6 +176,8 @@ def _client_values(
     scale = measures.display_scale(measure)
     clients = [by_seed_values[seed] for seed in contents.seeds]
     for values, number in zip(clients, by_seed, strict=True):
+        if np.isinf(values.values).any():
+            return []
         is_scored = np.isfinite(values.values)
         if is_scored.sum() < 2 or not math.isclose(
             statistic(values.values[is_scored], values.examples[is_scored]) * scale, number, rel_tol=1e-4, abs_tol=1e-9

@@ -124,13 +124,13 @@ def read_values_behind(run: Path, measure: Any, score: str, round_num: int) -> C
 
 def _select_scored(by_client: ClientScores, name: str) -> ClientValues:
     """Returns the clients that have a score; the file also has those of other scores, such as unseen ones."""
-    is_scored = np.isfinite(by_client.scores[name])
+    is_scored = ~np.isnan(by_client.scores[name])
     return ClientValues(by_client.ids[is_scored], by_client.rows[is_scored], by_client.scores[name][is_scored])
 
 
 def compute_number(measure: Any, score: str, clients: ClientValues) -> float:
     """Computes a measure of clients of one run; NaN if it needs another run, or if no client has the score."""
-    statistic, is_scored = make_statistic(measure, score), np.isfinite(clients.values)
+    statistic, is_scored = make_statistic(measure, score), ~np.isnan(clients.values)
     if statistic is None or reference_row(measure) is not None or not is_scored.any():
         return float("nan")
     return float(statistic(clients.values[is_scored], clients.examples[is_scored]))
@@ -153,7 +153,9 @@ def find_worse_off(clients: ClientValues, score: str, other: ClientValues) -> Cl
     Returns:
       None if the clients differ, or none has both scores.
     """
-    is_scored = np.isfinite(clients.values) & np.isfinite(other.values) if have_same_clients(clients, other) else np.zeros(1, bool)
+    if not have_same_clients(clients, other):
+        return None
+    is_scored = ~(np.isnan(clients.values) | np.isnan(other.values))
     if not is_scored.any():
         return None
     is_worse = clients.values < other.values if score_labels.better_direction(score) == "larger" else clients.values > other.values

@@ -348,7 +348,7 @@ def _target_names(targets: str, names: Sequence[str] | None, train: Examples, te
         width = train.y.shape[1]
         if names is not None and len(names) != width:
             raise ValueError(f"class_names has {len(names)} names, train_y {width} columns: must be equally many.")
-        return _check_distinct("class_names", range(width) if names is None else names)
+        return check_distinct("class_names", range(width) if names is None else names)
     columns = {"train_y": train.y, "test_y": test.y}
     if targets == "tokens":
         columns = {what: np.maximum(values, 0) for what, values in columns.items()}
@@ -390,7 +390,7 @@ def _check_names(what: str, names: Sequence[str] | None, columns: dict[str, Any]
     for column, largest in top.items():
         if largest >= len(names):
             raise ValueError(f"{column} has the value {largest}, {what} has {len(names)} names: must lie in [0, {len(names)}).")
-    return _check_distinct(what, names)
+    return check_distinct(what, names)
 
 
 def is_code(largest: int, different: int) -> bool:
@@ -398,7 +398,8 @@ def is_code(largest: int, different: int) -> bool:
     return largest >= max(UNNAMED, 10 * different)
 
 
-def _check_distinct(what: str, names: Sequence[Any]) -> tuple[str, ...]:
+def check_distinct(what: str, names: Sequence[Any]) -> tuple[str, ...]:
+    """Returns names as strings; raises ValueError if two are the same."""
     strings = tuple(map(str, names))
     if len({*strings}) < len(strings):
         twice = next(name for i, name in enumerate(strings) if name in strings[:i])

@@ -44,6 +44,7 @@ _IMAGES = {
     "svhn": Size(73_257, 26_032, (32, 32, 3), 10),
     "svhn_cropped": Size(73_257, 26_032, (32, 32, 3), 10),
 }
+_COARSE = _IMAGES["cifar100"]._replace(classes=20)
 
 
 def published_size(name: str, options: Mapping[str, Any]) -> Size | None:
@@ -54,15 +55,14 @@ def published_size(name: str, options: Mapping[str, Any]) -> Size | None:
     known from its files alone.
     """
     name, _, rest = name.partition(":")
-    split = options.get("split", "balanced")
     if name == "tfds":
-        name, _, split = (rest or str(options.get("path", ""))).partition("/")
-        split = split or "byclass"
-        if name not in (*_IMAGES, "emnist"):
-            return None
+        return _tfds_size(rest or str(options.get("path", "")), options)
+    if name == "cifar100" and options.get("labels") == "coarse":
+        return _COARSE
     if name in _IMAGES:
         return _IMAGES[name]
     if name == "emnist":
+        split = options.get("split", "balanced")
         rows = EMNIST_ROWS.get(split)
         return None if rows is None else Size(*rows[0], (28, 28, 1), len(EMNIST_NAMES[split]))
     pixels = (options.get("size", 64),) * 2 + (3,)
@@ -72,7 +72,9 @@ def published_size(name: str, options: Mapping[str, Any]) -> Size | None:
         "stackoverflow": Size(
             342_477 * most, most * options.get("test_users", 1000), (length,), words + 4, 342_477, "tokens", "int32"
         ),
-        "flair": Size(345_879, 43_960, pixels, 1_628 if options.get("fine") else 17, 41_131, "labels"),
+        "flair": Size(
+            min(345_879, 41_131 * options.get("most", 512)), 43_960, pixels, 1_628 if options.get("fine") else 17, 41_131, "labels"
+        ),
         "landmarks": Size(164_172, 19_526, pixels, 2_028, 1_262),
         "inaturalist": Size(120_300, 35_641, pixels, 1_203, 9_275),
     }
@@ -80,6 +82,21 @@ def published_size(name: str, options: Mapping[str, Any]) -> Size | None:
     if size is None or size.users is None or users is None:
         return size
     return size._replace(rows=max(1, size.rows * users // size.users), users=users)
+
+
+def _tfds_size(path: str, options: Mapping[str, Any]) -> Size | None:
+    """Returns the size of a set as tensorflow_datasets has it; None of another one, or of other splits than its own."""
+    if options.get("train", "train") != "train" or options.get("test", "test") != "test":
+        return None
+    name, _, config = path.partition("/")
+    config = config or "byclass"
+    if name == "emnist" and config in EMNIST_ROWS:  # of letters it has the first version, with 37 classes
+        classes = 37 if config == "letters" else len(EMNIST_NAMES[config])
+        size = Size(*EMNIST_ROWS[config][-1], (28, 28, 1), classes)
+    else:
+        size = _COARSE if (name, options.get("label")) == ("cifar100", "coarse_label") else _IMAGES.get(name)
+    pixels = options.get("size")
+    return size if size is None or pixels is None else size._replace(shape=(pixels, pixels, size.shape[-1]))
 
 
 def mock_dataset(size: Size, name: str, domains: int = 1) -> Dataset:

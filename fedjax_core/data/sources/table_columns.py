@@ -10,6 +10,7 @@ import io
 import logging
 import math
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -202,7 +203,7 @@ def _encode_one_hot(held: Mapping[str, Column], column: str, fill: float) -> dic
 
 
 def _as_text(cell: Any) -> Any:
-    return cell if cell is None else str(cell)
+    return cell if cell is None else str(_as_label(cell))  # 2.0, which pandas has beside a missing cell, as "2"
 
 
 def is_image(cell: Any) -> bool:
@@ -353,10 +354,11 @@ def encode_labels(
     order = sorted(values) if names is None else [str(name) for name in names]
     if unknown := sorted(values - {*order}):
         raise ValueError(f"column {column!r} has {unknown[0]!r}, which has no name among {', '.join(map(str, order))}.")
-    lower = {str(label).lower(): label for label in order if len(str(label)) > 1}
-    if alike := [label for label in order if lower.get(str(label).lower(), label) != label]:
-        pair = (alike[0], lower[str(alike[0]).lower()])
-        log.warning("column %r has both %r and %r, which differ in capitals alone: each counts for itself", column, *pair)
+    fold = lambda label: unicodedata.normalize("NFC", str(label)).lower()
+    folded = {fold(label): label for label in order if len(str(label)) > 1}
+    if alike := [label for label in order if folded.get(fold(label), label) != label]:
+        what = "column %r has both %r and %r, which differ in capitals or in the encoding of accents alone: each counts for itself"
+        log.warning(what, column, alike[0], folded[fold(alike[0])])
     index = {label: i for i, label in enumerate(order)}
     indices = {part: [None if label is None else index[label] for label in held] for part, held in labels.items()}
     return _to_int64(indices), [str(label) for label in order]

@@ -77,8 +77,9 @@ def from_table(
       name: what tables of results call it.
 
     Raises:
-      ValueError: no such column, cells of different shapes or missing ones, a label that has no
-        name, or what `from_arrays` refuses; of a cell the message has column and row, from 0.
+      ValueError: no such column, classes or labels that are also inputs, cells of different shapes or
+        missing ones, a label that has no name, or what `from_arrays` refuses; of a cell the message
+        has column and row, from 0.
       TypeError: `train` or `test` is none of these.
     """
     if (test is None) == (test_fraction is None):
@@ -92,6 +93,10 @@ def from_table(
         raise ValueError(f"x={x!r}: must be a column, or several columns of numbers.")
     if targets == "classes" and len(y_columns) != 1:
         raise ValueError(f"y={y!r}: classes are in one column; of several columns targets are 'labels' or 'numbers'.")
+    if targets in ("classes", "labels") and (both := [column for column in y_columns if column in x_columns]):
+        raise ValueError(
+            f"x has the column {both[0]!r}, which is also y: a network would read what it is to predict; leave it out of x."
+        )
     if other := [column for column in one_hot if column not in x_columns]:
         raise ValueError(f"categorical={categorical!r}: {other[0]!r} must be one of the columns x, {', '.join(x_columns)}.")
     columns = list(dict.fromkeys([*x_columns, *y_columns, *filter(None, (domains, clients))]))

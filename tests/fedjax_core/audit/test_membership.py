@@ -30,6 +30,18 @@ def test_true_positives_are_counted_at_rates_of_false_ones():
         assert high - low == pytest.approx(2 * 1.96 * np.sqrt(0.25 * 0.75 / 200), rel=0.25), "a binomial's"
 
 
+def test_scores_that_are_nan_are_refused():
+    """They looked like those of a model that leaks nothing: area 0.5, epsilon 0."""
+    good, bad = np.arange(4.0), np.array([0.0, np.nan, 2.0, np.nan])
+    for members, others, said in ((bad, good, "2 of the 4 scores of members"), (good, bad, "2 of the 4 scores of others")):
+        with pytest.raises(ValueError, match=f"{said} are NaN"):
+            audit.infer_membership(members, others)
+    with pytest.raises(ValueError, match="there are no members"):
+        audit.infer_membership(good[:0], good)
+    with pytest.raises(ValueError, match="2 of the 4 scores of canaries are NaN"):
+        audit.audit_scores(bad, good > 1, delta=1e-5)
+
+
 def test_the_likelihood_ratio_leaves_out_models_that_had_the_example():
     rng = np.random.default_rng(0)
     shadows, was_in = rng.normal(size=(8, 5)), np.arange(8)[:, None] < 4

@@ -315,3 +315,18 @@ def test_clients_of_other_scores_in_the_file_are_no_other_clients(tmp_path):
     single = client_statistics.read_values_behind(tmp_path / "fedavg", MEAN, f"{GLOBAL}/mean", 3)
     assert single is not None
     assert len(single.values) == 5
+
+
+def test_an_infinite_score_counts_as_the_worst(tmp_path):
+    """A perplexity is exp(loss); that of a client that a model serves badly is beyond float32."""
+    score = "test/personal/own/perplexity"
+    worst = Measure("worst tenth", (score,), clients="worst_tenth")
+    of = ClientScores(np.arange(4), np.full(4, 5), {score: np.array([2.0, 3.0, np.inf, np.nan])})
+    client_scores.write_client_scores(tmp_path / client_scores.LAST, 3, of)
+    found = client_statistics.read_values_of_measure(tmp_path, worst, 3)
+    assert found is not None
+    assert found[1].ids.tolist() == [0, 1, 2], "one of NaN has no rows for the score"
+    assert client_statistics.compute_number(worst, *found) == math.inf
+    worse = client_statistics.find_worse_off(found[1], score, found[1]._replace(values=np.array([2.0, 4.0, 5.0])))
+    assert worse is not None
+    assert worse.values.tolist() == [0, 0, 1]

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from configs.tables.base import Measure, Paper
@@ -11,6 +12,7 @@ from fedjax_core.commands import tables
 from fedjax_core.commands.tables import formatting, measures
 from fedjax_core.commands.tables.results import Summary
 from fedjax_core.reporting.rounds_to_target import interpolate_crossing
+from fedjax_core.reporting.summary import summarize_records
 from tests.fedjax_core.commands.small_tables import GLOBAL, definition, run
 
 
@@ -33,6 +35,15 @@ def to(target: float) -> Measure:
 def test_known_curves(rounds, values, target, wanted):
     assert interpolate_crossing(rounds, values, target) == pytest.approx(wanted)
     assert interpolate_crossing(rounds, [1 - v for v in values], 1 - target, larger=False) == pytest.approx(wanted)
+
+
+def test_a_score_that_is_the_target_reaches_it():
+    """342 of 360 are 0.949999988 in float32."""
+    value = float(np.float32(342) / np.float32(360))
+    assert interpolate_crossing([10, 20], [0.9, value], 0.95) == 20.0
+    assert interpolate_crossing([10], [value], 0.95) == 10.0
+    (entry,) = summarize_records([{"round": 10, "test/global/accuracy": value}], (0.95, 0.951))["metrics"].values()
+    assert entry["rounds_to"] == {"0.95": 10, "0.951": None}
 
 
 def test_the_numbers_of_a_table(tmp_path, fake):

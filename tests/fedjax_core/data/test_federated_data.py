@@ -273,6 +273,7 @@ def test_from_index_takes_mappings_and_iterables():
         ([[0], [1]], [[0]], "train_index has 2 lists and test_index 1"),
         ([[0]], [[80]], r"test_index\[0\] has example indices from 80 to 80: must lie in \[0, 80\)"),
         ([], None, "train_index has no lists"),
+        ({1: [0], "1": [1]}, None, "train_index has '1' more than once: names must differ"),
         ([[0], [1]], {"u1": [1], "u0": [0]}, "test_index is a mapping of client names, and train_index lists without names"),
     ],
 )

@@ -34,6 +34,14 @@ def test_labels_are_flipped_for_the_attackers_alone():
     np.testing.assert_array_equal(one.label_table[0], data.label_table[0] * [1, 0, 1, 1] + [0, 0, data.label_table[0][1], 0])
 
 
+def test_nothing_is_held_out_of_poisoned_data():
+    """They would be poisoned again, and labels that are flipped twice are clean."""
+    found = poisoning.poison_clients(images(), [poisoning.label_flip()], [1, 3], seed=0, attack="label_flip")
+    for hold, field in ((hold_out.hold_out_validation, "validation"), (hold_out.hold_out_clients, "unseen_clients")):
+        with pytest.raises(ValueError, match=rf"data\.{field}=0\.3: these data are poisoned already, by 'label_flip'"):
+            hold(found, 0.3, seed=0)
+
+
 def test_label_noise_moves_a_share_of_the_labels_to_other_classes():
     data = images()
     found = poisoning.poison_clients(data, [poisoning.label_noise(share=0.5)], [0, 2], seed=0)

@@ -259,6 +259,7 @@ def test_forms_of_a_target_score():
     [
         (f"{ACCURACY} >= 0.5", (0.4, 0.5, 0.6), 2),
         (f"{ACCURACY} >= 0.7", (0.4, 0.5, 0.6), 0),
+        (f"{ACCURACY} >= 0.95", (0.4, float(np.float32(342) / np.float32(360)), 0.96), 2),  # below 0.95 in float32
         (f"{ACCURACY} <= 0.45", (0.5, float("nan"), 0.45), 3),
         (None, (0.4, 0.5, 0.6), 0),
     ],

@@ -274,11 +274,22 @@ def test_codes_are_names_of_classes_and_domains(caplog):
     assert sources.from_table(table, x="x", y="year", test_fraction=0.5).class_names == ("2019", "2020")
 
 
-def test_classes_that_differ_in_capitals_alone_are_told(caplog):
+@pytest.mark.parametrize(("targets", "y"), [("classes", "b"), ("labels", ["a", "c"])])
+def test_a_column_is_no_input_beside_its_being_the_label(targets, y):
+    """Such as x of all columns of a frame: accuracies were 1."""
+    table = {name: [0, 1, 1] for name in "abc"}
+    with pytest.raises(ValueError, match=r"x has the column '[ab]', which is also y: a network would read what it is to predict"):
+        sources.from_table(table, table, x=["a", "b"], y=y, targets=targets)
+    assert sources.from_table(table, table, x=["a", "b"], y=["a", "b"], targets="numbers").train.y.shape == (3, 2), "reconstructed"
+
+
+@pytest.mark.parametrize(("one", "other"), [("True", "true"), ("Me\u0301dium", "M\u00e9dium")])
+def test_classes_that_look_alike_are_told(caplog, one, other):
     """Single letters, whose capitals are other classes, are not."""
-    table = {"x": [1.0, 2.0, 3.0], "y": ["true", "True", "false"]}
-    assert sources.from_table(table, table, x="x", y="y").class_names == ("True", "false", "true")
-    assert caplog.messages == ["column 'y' has both 'True' and 'true', which differ in capitals alone: each counts for itself"]
+    table = {"x": [1.0, 2.0, 3.0], "y": [other, one, "zero"]}
+    assert sorted(sources.from_table(table, table, x="x", y="y").class_names) == sorted([one, other, "zero"])
+    differ = "which differ in capitals or in the encoding of accents alone: each counts for itself"
+    assert caplog.messages == [f"column 'y' has both {one!r} and {other!r}, {differ}"]
     sources.from_table(*[table | {"y": ["a", "A", "b"]}] * 2, x="x", y="y")
     assert len(caplog.messages) == 1
 
@@ -349,6 +360,14 @@ def test_numbers_are_categories_where_they_are_said_to_be():
     assert mine.train.x.tolist() == [[0, 1, 31], [1, 0, 35.5], [0, 1, 40]]
     with pytest.raises(ValueError, match=r"categorical=\('y',\): 'y' must be one of the columns x, ward, age"):
         sources.from_table(table, table, x=["ward", "age"], y="y", categorical=("y",))
+
+
+def test_a_category_is_one_value_whether_a_table_has_it_as_a_text_or_a_number():
+    train = {"ward": ["1", "2", "x"], "y": [0, 1, 0]}
+    test = {"ward": [2.0, np.nan, np.float32(1)], "y": [0, 1, 0]}  # as pandas reads a file without the x
+    mine = sources.from_table(train, test, x=["ward"], y="y", categorical=["ward"], missing="drop")
+    assert mine.train.x.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    assert mine.test.x.tolist() == [[0, 1, 0], [1, 0, 0]]
 
 
 @pytest.mark.parametrize("targets", ["classes", "numbers"])
