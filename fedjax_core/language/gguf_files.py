@@ -40,6 +40,7 @@ PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {  # by tokenizer.ggml.pre
     LLAMA_3: _split(rf"{_LETTERS}|\p{{N}}{{1,3}}|{_SPACES}"),
     "qwen2": _split(rf"{_LETTERS}|\p{{N}}|{_SPACES}"),
 }
+NORMALIZERS = {"qwen2": {"type": "NFC"}}  # likewise; others take texts as they are
 _NORMAL = 1  # the type of tokens that text is made of; the others are added to the vocabulary
 _CONTROL = 3  # special tokens, which decoding leaves out
 _NAMES = {  # of a layer's tensors, in the file and in the public layout
@@ -237,7 +238,7 @@ def read_tokenizer(path: str | os.PathLike) -> str:
             "truncation": None,
             "padding": None,
             "added_tokens": added,
-            "normalizer": None,
+            "normalizer": NORMALIZERS.get(pre),
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre_tokenizers},
             "post_processor": processor,
             "decoder": _BYTES | {"add_prefix_space": True},

@@ -29,6 +29,7 @@ says so; the number of cut texts is logged.
 import dataclasses
 import itertools
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -152,6 +153,10 @@ def _parse_instance(row: dict[str, Any]) -> Instance:
         if not isinstance(row["options"], list) or not all(isinstance(option, str) for option in row["options"]):
             raise TypeError("a list of texts in 'options'")
         options = tuple(dict.fromkeys(option.strip() for option in row["options"]))
+    texts |= {"messages": "".join(content for _, content in messages), "options": "".join(options)}
+    for name, value in texts.items():
+        if half := re.search("[\ud800-\udfff]", value):  # of UTF-16's pairs, as a text cut between both has
+            raise TypeError(f"the other half of the character {half[0]!r} in {name!r}")
     return Instance(row["task"], row["dataset"], instruction, question, options, answer, messages)
 
 

@@ -184,8 +184,9 @@ def build(
             raise ValueError(f"resize={resize}, frame={frame} of {name}: inputs of shape {list(shape)} are no images [H, W, C]")
         if frame and options.get("prompts"):
             raise ValueError(f"frame={frame} of {name}: it has prompts={options['prompts']} tokens; a network has one or the other")
-        sizes = () if resize is None else (resize,) if isinstance(resize, int) else tuple(resize)
-        if not (isinstance(frame, int) and frame >= 0 and len(sizes) < 3 and all(isinstance(n, int) and n >= 1 for n in sizes)):
+        sizes = () if resize is None else (resize, resize) if isinstance(resize, int) else tuple(resize)
+        are_sizes = len(sizes) in (0, 2) and all(isinstance(n, int) and n >= 1 for n in sizes)
+        if not (isinstance(frame, int) and frame >= 0 and are_sizes):
             raise ValueError(f"resize={resize}, frame={frame} of {name}: must be positive, one number or (height, width), and >= 0")
         size = image_size(shape, resize=resize)
         assert size is not None

@@ -12,8 +12,8 @@
 The layout is detected from the tensors' names. Position embeddings for another grid of patches are
 interpolated as the layout's own code does: bicubic with antialiasing for timm and own, bicubic
 without for transformers, bilinear with aligned corners for npz. The epsilon of norms is not in the
-tensors; `read_options` returns it. Only npz and own have the number of heads; for other layouts it
-is the network's. Safetensors are memory-mapped; pickles are never read.
+tensors; `read_options` returns it. Only npz and own have the number of heads; for transformers that
+of a `config.json` beside the file is compared, for timm it is the network's. Safetensors are memory-mapped; pickles are never read.
 
 https://github.com/huggingface/pytorch-image-models, https://github.com/huggingface/transformers,
 https://github.com/google-research/vision_transformer
@@ -143,6 +143,7 @@ def read_backbone(
     arrays, metadata = read_weights(path)
     layout = weight_layouts.detect_layout(arrays, path)
     if layout == "transformers":
+        _check_transformers_config(Path(path).parent / "config.json", like, name)
         arrays = {weight_layouts.published_name(key): array for key, array in arrays.items()}
     where = f"{path} ({layout})"
     wanted = weight_layouts.map_tensors(like, layout, where)
@@ -246,6 +247,17 @@ def write_config(path: str | os.PathLike, net: Net, description: Mapping[str, An
             "downsample_in_first_stage": False,
         }
     write_bytes(path, json.dumps(config, indent=2).encode())
+
+
+def _check_transformers_config(file: Path, like: Net, name: str) -> None:
+    """Raises ValueError for a `config.json` of another network whose tensors have the same names and shapes."""
+    wanted = {"hidden_act": "relu", "downsample_in_bottleneck": False, "downsample_in_first_stage": False}
+    if "blocks" in like.params:
+        wanted = {"hidden_act": "gelu", "num_attention_heads": like.params["blocks"]["qkv"]["kernel"].shape[-2]}
+    config = read_json(file, dict) if file.is_file() else {}
+    for field, value in wanted.items():
+        if config.get("model_type") in ("vit", "resnet") and config.get(field, value) != value:
+            raise ValueError(f"{file}: {field}={config[field]!r}, {name} has {value!r}")
 
 
 def _check_tensors(

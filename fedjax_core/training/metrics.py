@@ -53,9 +53,9 @@ TRIGGERED = "triggered"  # output: logits of the examples with a backdoor's trig
 def mean_pair(values: Array, mask: Array) -> Pair:
     """Returns the pair of the mean of `values` [B] over `mask` [B]; masked entries may be anything.
 
-    Booleans and ints are summed in float32, since a sum of booleans is at most True.
+    Sums are float32 or wider: those of booleans are at most True, those of bfloat16 stay at 256 where ones are added.
     """
-    values = values if jnp.issubdtype(values.dtype, jnp.floating) else values.astype(jnp.float32)
+    values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
     return jnp.sum(jnp.where(mask, values, 0)), jnp.sum(mask, dtype=values.dtype)
 
 

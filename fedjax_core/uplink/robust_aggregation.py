@@ -37,9 +37,10 @@ Attackers = Annotated[float, option_types.Limit("a fraction in [0, 0.5)", lambda
 
 
 def count_attackers(mask: Array, attackers: float) -> tuple[Array, Array]:
-    """Returns n and f."""
+    """Returns n and f, less than half of n."""
     n = jnp.sum(mask)
-    return n, jnp.floor(attackers * n + 1e-4).astype(n.dtype)  # 0.3 of 10 is 3, also in float32
+    f = jnp.floor(attackers * n + 1e-4).astype(n.dtype)  # 0.3 of 10 is 3, also in float32
+    return n, jnp.minimum(f, jnp.maximum(n - 1, 0) // 2)  # as float32, 0.5 - 1e-9 is 0.5
 
 
 # Coordinate-wise rules.

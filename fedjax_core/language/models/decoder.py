@@ -78,10 +78,10 @@ class Ends(nnx.Module):
     def logits(self, x: Array) -> Array:
         """Maps [..., D] to [..., V] float32."""
         kernel = self.embedding.get_value().T if self.head is None else self.head.kernel.get_value()
-        if not isinstance(kernel, jax.Array):  # an adapter's
-            logits = (x @ kernel).astype(jnp.float32)
-        else:
+        if isinstance(kernel, jax.Array | np.ndarray):
             logits = jnp.matmul(x, kernel, preferred_element_type=jnp.float32)
+        else:  # an adapter's
+            logits = (x @ kernel).astype(jnp.float32)
         return logits if self.cap is None else self.cap * jnp.tanh(logits / self.cap)
 
 

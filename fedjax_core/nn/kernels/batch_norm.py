@@ -34,9 +34,12 @@ def normalize_batch(x: Array, scale: Array, bias: Array, is_real: Array | None =
 
 
 def scale_and_shift(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Array:
-    """Returns scale (x - mean) / sqrt(var + epsilon) + bias, by one product and one sum."""
+    """Returns scale (x - mean) / sqrt(var + epsilon) + bias, as x, by one product and one sum, in float32 or wider.
+
+    In bfloat16 both terms would be rounded, which nearly cancel where a mean is large.
+    """
     slope = scale * lax.rsqrt(var + EPSILON)
-    return x * _as_channels(slope, x).astype(x.dtype) + _as_channels(bias - mean * slope, x).astype(x.dtype)
+    return (x * _as_channels(slope, x) + _as_channels(bias - mean * slope, x)).astype(x.dtype)
 
 
 def _compute(x: Array, scale: Array, bias: Array, is_real: Array | None) -> tuple[Array, Statistics]:

@@ -149,6 +149,14 @@ def test_every_split_of_texts_is_one_that_the_package_reads(tmp_path, pre):
     assert tokenizer.decode(tokenizer.encode(["the 12 cats, the dog's"])) == ["the 12 cats, the dog's"]
 
 
+@pytest.mark.parametrize(("pre", "is_composed"), [("qwen2", True), ("gpt-2", False)])
+def test_qwen_composes_letters_and_their_accents(tmp_path, monkeypatch, pre, is_composed):
+    monkeypatch.setitem(globals(), "TOKENS", [*TOKENS, *"ÃĨ©Ìģ"])  # the bytes of both forms of é, but for "e"
+    tokenizer = load_pretrained.load_tokenizer(write(tmp_path / "a.gguf", public_weights(True), pre=pre))
+    composed, apart = tokenizer.encode(["\u00e9", "e\u0301"])
+    assert (apart == composed) == is_composed
+
+
 @pytest.mark.parametrize(
     ("changed", "read", "says"),
     [

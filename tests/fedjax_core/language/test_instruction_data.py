@@ -109,6 +109,15 @@ def test_fewer_rows_of_each_data_set():
         ('{"task": "a", "dataset": "b", "output": "c"}', "line 2: lacks 'input'"),
         ('{"task": "a", "dataset": "b", "instruction": "c", "output": 3}', "line 2: lacks a text in 'output'"),
         ('{"task": "a", "dataset": "b", "input": "c", "target": "d", "options": "e"}', "line 2: lacks a list of texts"),
+        (
+            r'{"task": "a", "dataset": "b", "input": "c\ud83d", "target": "d"}',
+            r"line 2: lacks the other half .*'\\ud83d' in 'instruction'",
+        ),
+        (
+            r'{"task": "a", "dataset": "b", "messages": [{"role": "user", "content": "\ude00"}, '
+            r'{"role": "user", "content": ""}, {"role": "assistant", "content": "\ud83d\ude00"}]}',
+            r"line 2: lacks the other half of the character '\\ude00' in 'messages'",
+        ),
         ("[]", "line 2: is list, must be an object"),
         ("[" * 100_000, "line 2: has lists or objects inside each other"),
     ],

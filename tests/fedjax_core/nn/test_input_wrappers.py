@@ -89,6 +89,7 @@ def test_numbers_of_the_frames_of_the_papers_networks():
         ("cnn", (8, 8, 1), dict(frame=-1), "resize=None, frame=-1 of cnn: must be positive"),
         ("cnn", (8, 8, 1), dict(resize=0), "resize=0, frame=0 of cnn: must be positive"),
         ("cnn", (8, 8, 1), dict(resize=(4, 4, 4)), "must be positive, one number or"),
+        ("cnn", (8, 8, 1), dict(resize=(4,)), r"resize=\(4,\), .* must be positive, one number or"),
         ("vit", (8, 8, 1), dict(frame=1, prompts=2, patch=2), "frame=1 of vit: it has prompts=2 tokens"),
         ("resnet8", (8, 8, 1), dict(fram=1), r"unknown option of resnet8 'fram'; allowed: .*Did you mean 'frame'\?"),
     ],

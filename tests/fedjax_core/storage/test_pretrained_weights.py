@@ -4,6 +4,7 @@ transformers is asked live (extra `reference`); timm's answers are in tests/fixt
 written out in numpy.
 """
 
+import contextlib
 import functools
 import json
 import math
@@ -517,6 +518,21 @@ def test_a_config_of_another_shape_is_told(tmp_path, content, said):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ValueError, match=said):
         pretrained_weights.read_options(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("num_attention_heads", 8), ("hidden_act", "relu")],
+)
+def test_a_config_of_another_network_of_these_shapes_is_told(tmp_path, field, value):
+    pretrained_weights.write_weights(tmp_path / "m", filled(vit()), "transformers")
+    config = {"model_type": "vit", "num_attention_heads": 2, "hidden_act": "gelu"}
+    for given, is_refused in ((config, False), (config | {field: value}, True), ({field: value}, False)):
+        (tmp_path / "config.json").write_text(json.dumps(given))
+        with (
+            pytest.raises(ValueError, match=f"config.json: {field}={value!r}, vit has") if is_refused else contextlib.nullcontext()
+        ):
+            pretrained_weights.read_backbone(tmp_path / "m", "vit", shapes(vit()))
 
 
 @pytest.mark.parametrize("field", ["model", "input_shape", "mean"])

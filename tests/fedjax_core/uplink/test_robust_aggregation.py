@@ -141,6 +141,11 @@ def test_distances_of_honest_ones_do_not_feel_a_far_attacker():
     assert np.abs(applied("krum", rows, mask)).max() < 1
 
 
+def test_attackers_are_always_less_than_half():
+    rows, mask = np.ones((C, D), np.float32), np.arange(C) < 4
+    np.testing.assert_array_equal(applied("trimmed_mean(attackers=0.49999)", rows, mask), np.ones(D))
+
+
 def test_nobody_gives_zero():
     rows, mask = np.zeros((C, D), np.float32), np.zeros(C, bool)
     for name in ("median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "norm_bound", "mixing | median"):

@@ -329,6 +329,7 @@ def test_logits_are_finer_than_the_parameters(tied):
     kernel = params["embedding"].T if tied else params["head"]["kernel"]
     np.testing.assert_allclose(found, np.asarray(hidden, np.float64) @ np.asarray(kernel, np.float64), rtol=1e-5, atol=1e-6)
     assert np.mean(found != found.astype(jnp.bfloat16)) > 0.5
+    np.testing.assert_array_equal(found, model.logits(jax.device_get(params), hidden), "of arrays on the host, too")
 
 
 @pytest.mark.parametrize("config", [PLAIN, WINDOWED])

@@ -46,6 +46,15 @@ def test_gradients(is_real, mean, tolerance):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * float(np.abs(b).max()) + 1e-7)
 
 
+def test_a_large_mean_leaves_bfloat16_its_digits():
+    x, scale, bias, _ = map(jnp.float32, draw(30.0))
+    x = x.astype(jnp.bfloat16)
+    wanted = by_formula(x.astype(jnp.float32), scale, bias)
+    found = ours(x, scale, bias)
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_allclose(found.astype(jnp.float32), wanted, rtol=2**-8, atol=1e-4)
+
+
 def test_second_derivatives():
     """Along a direction, and gradients of gradients."""
     with jax.enable_x64(True):
