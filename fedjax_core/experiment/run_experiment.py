@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -242,12 +243,17 @@ def cache_compiled_programs(directory: str) -> None:
 
 def use_all_cores() -> None:
     """Gives jax one CPU device per core, over which clients are spread. Call it before anything
-    touches a device."""
-    if (
-        "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
-        and jax.config.values["jax_num_cpu_devices"] < 1
-    ):
-        jax.config.update("jax_num_cpu_devices", row_readers.machine_cores())
+    touches a device.
+
+    Its pool gets a thread more than there are devices, where `NPROC` does not say how many: a decomposition of
+    several matrices waits in one thread for others, and if one waited on each device, none would be left.
+    """
+    cores = row_readers.machine_cores()
+    forced = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    if not forced and jax.config.values["jax_num_cpu_devices"] < 1:
+        jax.config.update("jax_num_cpu_devices", cores)
+    devices = int(forced[1]) if forced else jax.config.values["jax_num_cpu_devices"]
+    os.environ.setdefault("NPROC", str(max(cores, devices) + 1))  # the name that XLA reads
 
 
 @contextlib.contextmanager

@@ -139,6 +139,8 @@ class Started(NamedTuple):
     """What a callback gets at the start.
 
     Attributes:
+      directory: the run's.
+      config: all settings, as in config.json.
       rounds: of the whole run.
       done: rounds done before this start.
       look: reads the run's state at any time between rounds: a client's models,

@@ -2,6 +2,9 @@
 
 import contextlib
 import dataclasses
+import os
+import subprocess
+import sys
 import tempfile
 import weakref
 from unittest import mock
@@ -15,7 +18,7 @@ from absl.testing import parameterized
 from configs import base, fedavg, fedavg_regression
 from fedjax_core import experiment, registry
 from fedjax_core.algorithm import Examples
-from fedjax_core.data import federated_data, sources
+from fedjax_core.data import federated_data, row_readers, sources
 from fedjax_core.engine import client_loop
 from fedjax_core.experiment import build_simulator, build_task, input_normalization, lookup, run_experiment
 from fedjax_core.experiment import resolve_config as asked
@@ -461,3 +464,40 @@ def test_a_config_may_name_every_loss_that_there_is(name):
         of_numbers = fedavg_regression.get_config("smoke")
         of_numbers.loss = name
         assert experiment.build(of_numbers).spec.targets == "numbers"
+
+
+DECOMPOSE = """
+import jax
+import jax.numpy as jnp
+
+from configs import fedavg as settings
+from fedjax_core import experiment
+from methods.fedavg import fedavg
+from tests import toy
+
+experiment.use_all_cores()
+
+
+def decompose(task, optimizer):
+    method = fedavg(task, optimizer=optimizer)
+
+    def server_update(server, collected, cohort, key):
+        server, metrics = method.server_update(server, collected, cohort, key)
+        return server, metrics | {"sum": (jnp.linalg.qr(jax.random.normal(key, (4, 64, 64)))[1].sum(), 1.0)}
+
+    return method._replace(server_update=server_update)
+
+
+config = settings.get_config("smoke")
+config.models = ("mlp(widths=(6,))",)
+simulation = experiment.build(config, toy.data(), method=decompose)
+assert jax.device_count() > 1
+simulation.run_rounds(simulation.init(seed=0), 2)
+"""
+
+
+@pytest.mark.skipif(row_readers.machine_cores() < 2, reason="one core is one device, and no other waits")
+def test_decompositions_of_several_matrices_end_where_each_core_is_a_device():
+    """A pool with a thread per device stood still: each waited there for parts that no thread was left to compute."""
+    given = {name: value for name, value in os.environ.items() if name not in ("NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    subprocess.run([sys.executable, "-c", DECOMPOSE], env=given | {"JAX_PLATFORMS": "cpu"}, check=True, timeout=120)
