@@ -2,7 +2,7 @@
 (safetensors).
 
   fedjax-core export runs/fedavg --out=model.safetensors                 the global model
-  fedjax-core export runs/local --out=model.safetensors --client=3       a client's own model
+  fedjax-core export runs/local --out=model.safetensors --client=3       a client's own model, by number or name
   fedjax-core export runs/fedavg --out=vit/model.safetensors --layout=transformers
 
 Layouts: own, which `fedjax-core predict` reads; timm and transformers, for ViTs and ResNets (the
@@ -12,6 +12,7 @@ run found them; the run's directory is only read.
 """
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -41,7 +42,7 @@ def export(
     run: str | os.PathLike,
     out: str | os.PathLike,
     *,
-    client: int | None = None,
+    client: int | str | None = None,
     model: str | None = None,
     done: int | None = None,
     layout: str = "own",
@@ -50,7 +51,7 @@ def export(
     """Writes a model of a run.
 
     Args:
-      client: whose model; None: the global one.
+      client: whose model, by number or name; None: the global one.
       model: of the client's models, where it has several.
       done: the round after which; None: the selected one, if the run selects one, else that of the
         last checkpoint.
@@ -75,6 +76,7 @@ def export(
     config, simulation, state = experiment.load(run, done, trust=trust)
     resolved = experiment.resolve(config)
     _check_exportable(run, resolved, simulation)
+    client = find_client(client, simulation.spec.data.client_names)
     name = _choose_model(resolved.fields["method.name"], list(simulation.spec.abstract_algorithm(0).predict), client, model)
     view = simulation.client_view(state, _find_widest_client(simulation) if client is None else client)
     data = simulation.spec.data
@@ -164,6 +166,22 @@ def _describe_model(
     }
 
 
+def find_client(client: int | str | None, names: Sequence[str]) -> int | None:
+    """Returns the number of a client that is given by its number or its name; digits are a number.
+
+    Raises:
+      ValueError: no client has this name.
+    """
+    if not isinstance(client, str):
+        return client
+    if re.fullmatch("-?[0-9]+", client):
+        return int(client)
+    if client not in names:
+        hint = registry.suggest_name("client", client, names)
+        raise ValueError(f"client={client!r} is not the name of a client; clients.csv has {'names' if names else 'numbers'}.{hint}")
+    return names.index(client)
+
+
 def _find_widest_client(simulation: Simulator) -> int:
     """Returns a client with the network of most parameters, whose view of the server's model is the whole."""
     return int(max(simulation.spec.groups, key=count_trained).clients[0])
@@ -188,7 +206,7 @@ def _parser() -> console.Parser:
     parser = console.Parser("export", __doc__)
     parser.add_argument("run", help="directory of a run")
     parser.add_argument("--out", required=True, help="the file, such as model.safetensors")
-    parser.add_argument("--client", type=int, help="whose model; by default the global one")
+    parser.add_argument("--client", help="whose model, by number or name; by default the global one")
     parser.add_argument("--model", help="which of a client's models, where it has several")
     parser.add_argument("--layout", default="own", help=f"one of {', '.join(pretrained_weights.WRITTEN)}")
     parser.add_argument("--trust", action="store_true", help=TRUST)

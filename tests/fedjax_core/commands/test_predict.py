@@ -238,6 +238,20 @@ def test_what_cannot_be_exported(which, flags, said, request, tmp_path, capfd):
     assert not out.exists()
 
 
+@pytest.mark.parametrize(("client", "found"), [(None, None), (1, 1), ("1", 1), ("-1", -1), ("ward", 1), ("2b", 2)], ids=repr)
+def test_clients_are_named_by_number_or_name(client, found):
+    assert export.find_client(client, ("0", "ward", "2b")) == found
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [(("north", "ward"), "clients.csv has names. Did you mean 'ward'?"), ((), "clients.csv has numbers.")],
+)
+def test_a_client_of_no_such_name_is_told(names, said):
+    with pytest.raises(ValueError, match=re.escape(f"client='wards' is not the name of a client; {said}")):
+        export.find_client("wards", names)
+
+
 def test_a_client_of_pooled_data_has_no_model(tmp_path):
     run(tmp_path / "run", ("mlp(widths=(8,))",), name="centralized", epochs=1)
     with pytest.raises(ValueError, match="method centralized has no models of single clients, only a global one; leave --client=3"):
