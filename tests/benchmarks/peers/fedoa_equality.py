@@ -40,8 +40,8 @@ from tests.benchmarks.peers.released_equality import import_from
 from tests.fedjax_core.language.test_instruction_data import END, Letters
 
 SIZES, BATCH, MICRO = (16, 24, 8, 32, 16), 8, 4  # examples of clients, of a minibatch, and of a part of it
-ROUNDS, EPOCHS, RATE, RANK, ALPHA, LAM = 4, 2, 0.01, 2, 4, 0.5
-EPSILON = 1e-3  # of both Adams; with 1e-8 rounding decides steps along gradients near 0
+ROUNDS, EPOCHS, RATE, RANK, ALPHA, LAM = 4, 2, 0.02, 2, 4, 0.5
+EPSILON = 0.1  # of both Adams; with 1e-8 rounding decides steps along gradients near 0
 CONFIG = {
     "vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
     "max_position_embeddings": 128, "initializer_range": 0.2, "bos_token_id": 1, "eos_token_id": END, "pad_token_id": 0,
@@ -194,7 +194,7 @@ def run_peer(case: Case, rows: list[list[Any]], before: list[dict[str, np.ndarra
             global_model="llama", data_path=str(folder), output_dir=str(out), num_clients=len(SIZES),
             num_communication_rounds=ROUNDS, client_selection_strategy="subset", local_batch_size=BATCH,
             local_micro_batch_size=case.micro, local_num_epochs=EPOCHS, local_learning_rate=RATE, lora_r=RANK, lora_alpha=ALPHA,
-            lora_dropout=0.0, prompt_template_name="alpaca_short", regular_weight=LAM, **case.arguments,
+            lora_dropout=0.0, prompt_template_name="alpaca_short", **{"regular_weight": LAM} | case.arguments,
         )  # fmt: skip
         saved = {}
         for t, cohort in enumerate(cohorts):
@@ -256,14 +256,18 @@ def compare(case: Case, checkout: Path, folder: Path) -> dict[str, float]:
     return line
 
 
-RELEASED = {"variant": "released", "reading": {"micro": MICRO}}
+RELEASED = {"lam": LAM, "variant": "released"}
+OWN = {"local_model": True}  # clients have adapters of their own
 CASES = {
     "fedit": Case({"name": "fedit"}, {}, drawn=3),
-    "fedoa": Case({"name": "fedoa", "lam": LAM} | RELEASED, {"local_model": True}, score=True),
-    "fedoa_drawn": Case({"name": "fedoa", "lam": LAM} | RELEASED, {"local_model": True}, drawn=3),
-    "fedsdr": Case({"name": "fedsdr", "lam": LAM, "variant": "released"}, {"local_model": True, "regular_term": "fedsdr"}),
-    "fedsdr_whole": Case(
-        {"name": "fedsdr", "lam": LAM, "variant": "released"}, {"local_model": True, "regular_term": "fedsdr"}, micro=BATCH
+    "fedoa": Case({"name": "fedoa", "reading": {"micro": MICRO}} | RELEASED, OWN, score=True),
+    "fedoa_drawn": Case({"name": "fedoa", "reading": {"micro": MICRO}} | RELEASED, OWN, drawn=3),
+    "fedsdr": Case({"name": "fedsdr"} | RELEASED, OWN | {"regular_term": "fedsdr"}, drawn=3),
+    "fedsdr_whole": Case({"name": "fedsdr"} | RELEASED, OWN | {"regular_term": "fedsdr"}, drawn=3, micro=BATCH),
+    "perada": Case({"name": "perada"} | RELEASED, OWN | {"regular_term": "parameter"}, drawn=3),
+    "pfedme": Case(
+        {"name": "pfedme", "outer_lr": RATE} | RELEASED | {"lam": 5.0},
+        OWN | {"regular_term": "parameter", "pFedMe": True, "regular_weight": 5.0},
     ),
 }
 
