@@ -4,7 +4,7 @@ python -m tests.benchmarks.peers.authors_equality CHECKOUTS [CASE ...]
 
 As `released_equality`, with clones of diaoenmao's HeteroFL (as HeteroFL), AIoT-MLSys-Lab/FedRolex,
 Yutong-Dai/FedNH, LuminLiu/HierFL, NVlabs/PerAda, skynbe/FedRCL, hwang52/FedSKC, hkgdifyu/pFedPT,
-FLAIR-Community/Fling (pFedSD) and KarhouTam/FL-bench (FedMD). Networks are ours, written in the form
+FLAIR-Community/Fling (pFedSD), KarhouTam/FL-bench (FedMD) and ChanYunHin/FedHe. Networks are ours, written in the form
 that the code wants. Loops over rounds are ours where a function below says so.
 """
 
@@ -505,6 +505,47 @@ def run_hierfl(peer: Peer, ours: Ours) -> Namespace:
     return make_result(hold(cloud.shared_state_dict.values()))
 
 
+def run_fedhe(peer: Peer, ours: Ours) -> Namespace:
+    """Runs FedHe's clients and server on a loop of ours, in rounds; the step of a client, TensorFlow's there, is ours."""
+    with mock.patch.object(sys, "argv", ["main"]):
+        server_module, client_module = import_stubbed("modules.Server", "modules.Client")
+    client_class, server_class = client_module.Client, server_module.Server
+
+    def take_step(client: Any, x: np.ndarray, y: np.ndarray, taught: list[np.ndarray] | None, distillation: bool) -> np.ndarray:
+        logits = client.model(torch.tensor(x))
+        loss = torch.nn.functional.cross_entropy(logits, torch.tensor(y))
+        if distillation:
+            loss = loss + peer.arguments["alpha"] * torch.mean((logits - torch.tensor(np.stack(taught))) ** 2)
+        optimizer = torch.optim.SGD(client.model.parameters(), RATE)
+        loss.backward()
+        optimizer.step()
+        client.model.zero_grad()
+        return logits.detach().numpy().copy()
+
+    clients, server = [], server_class.__new__(server_class)
+    for pair, weights in zip(zip(*read_data("train"), strict=True), ours.before["clients"], strict=True):
+        client = client_class.__new__(client_class)
+        client.model = released.Network(ours.network)
+        torch.nn.utils.vector_to_parameters(torch.tensor(weights), client.model.parameters())
+        batch = pair[0], np.eye(10, dtype=np.float32)[pair[1]]
+        vars(client).update(
+            dataset=Namespace(next_batch=lambda _, batch=batch: batch),
+            batch_size=0, distorted_data=False, clients_training_epoch=EPOCHS,
+            **{name: mock.MagicMock() for name in ("mean_loss", "accuracy", "distill_loss")},
+        )  # fmt: skip
+        clients.append(client)
+    known: dict[int, np.ndarray] = {}
+    with mock.patch.object(client_class, "train_step", take_step), mock.patch.object(client_module.np, "mean"):
+        for cohort in ours.cohorts:
+            received: dict[str, Any] = {}
+            for i in cohort:
+                sent = clients[i].training(0, 0, known, bool(known))[-1]
+                server.collect_logits(received, sent)
+            known = known | server.average_logits(received)
+    logits = np.stack([known[j] for j in range(10)])
+    return make_result(hold([np.ascontiguousarray(logits.T)]), [client.model for client in clients])
+
+
 def make_zeros(outputs: int) -> PyTree:
     """Returns an MLP of zeros."""
     sizes = {"dense1": (64, WIDTH), "head": (WIDTH, outputs)}
@@ -647,6 +688,21 @@ CASES = {
             {},
             {"variant": "released", "lcl": {"ramp": RAMP}, "weights": "samples"},
             fields=DRAWN,
+        ),
+    ),
+    "fedhe": Case(
+        "FedHe",
+        run_fedhe,
+        "fedhe",
+        Peer(
+            "",
+            "",
+            {"alpha": 0.5},
+            {"alpha": 0.5},
+            server=lambda server: {"bias": server.logits},
+            client=lambda sent, own: own.params,
+            fields=DRAWN,
+            own=True,
         ),
     ),
     "pfedsd": Case(

@@ -13,8 +13,6 @@ the clients' and of the logits that the release scores, and the largest change t
 """
 
 import contextlib
-import functools
-import importlib
 import json
 import os
 import sys
@@ -56,14 +54,12 @@ class Case(NamedTuple):
       method: ours.
       arguments: of the release's program.
       drawn: clients of a round.
-      micro: examples of a part of a minibatch of the release.
       score: whether the release's mixture of both adapters is compared too.
     """
 
     method: dict[str, Any]
     arguments: dict[str, Any]
     drawn: int = len(SIZES)
-    micro: int = MICRO
     score: bool = False
 
 
@@ -193,7 +189,7 @@ def run_peer(case: Case, rows: list[list[Any]], before: list[dict[str, np.ndarra
         module.fl_finetune(
             global_model="llama", data_path=str(folder), output_dir=str(out), num_clients=len(SIZES),
             num_communication_rounds=ROUNDS, client_selection_strategy="subset", local_batch_size=BATCH,
-            local_micro_batch_size=case.micro, local_num_epochs=EPOCHS, local_learning_rate=RATE, lora_r=RANK, lora_alpha=ALPHA,
+            local_micro_batch_size=MICRO, local_num_epochs=EPOCHS, local_learning_rate=RATE, lora_r=RANK, lora_alpha=ALPHA,
             lora_dropout=0.0, prompt_template_name="alpaca_short", **{"regular_weight": LAM} | case.arguments,
         )  # fmt: skip
         saved = {}
@@ -229,9 +225,10 @@ def compare(case: Case, checkout: Path, folder: Path) -> dict[str, float]:
     simulator = experiment.build(config)
     state = simulator.init(seed=0)
     personal = case.method["name"] != "fedit"
-    read = lambda state: [state.server.net.params] + [
-        simulator.client_view(state, i).holds["personal"][1].params for i in range(len(SIZES)) if personal
-    ]
+    read = lambda state: (
+        [state.server.net.params]
+        + [simulator.client_view(state, i).holds["personal"][1].params for i in range(len(SIZES)) if personal]
+    )
     before = list(map(list_ours, jax.device_get(read(state))))
     state, _ = simulator.run_rounds(state, ROUNDS)
     after = list(map(list_ours, jax.device_get(read(state))))
@@ -250,8 +247,9 @@ def compare(case: Case, checkout: Path, folder: Path) -> dict[str, float]:
             x = {name: jnp.asarray(column[first]) for name, column in prepared.data.train.x.items()}
             ours = np.asarray(view.predict("personal", view.holds["personal"], x)["logits"])[0, -4:]
             differences.append(float(np.max(np.abs(ours - theirs))))
-        line["logits difference"], line["largest logit"] = max(differences), max(
-            float(np.max(np.abs(theirs))) for theirs in peer.logits.values()
+        line["logits difference"], line["largest logit"] = (
+            max(differences),
+            max(float(np.max(np.abs(theirs))) for theirs in peer.logits.values()),
         )
     return line
 
@@ -262,8 +260,7 @@ CASES = {
     "fedit": Case({"name": "fedit"}, {}, drawn=3),
     "fedoa": Case({"name": "fedoa", "reading": {"micro": MICRO}} | RELEASED, OWN, score=True),
     "fedoa_drawn": Case({"name": "fedoa", "reading": {"micro": MICRO}} | RELEASED, OWN, drawn=3),
-    "fedsdr": Case({"name": "fedsdr"} | RELEASED, OWN | {"regular_term": "fedsdr"}, drawn=3),
-    "fedsdr_whole": Case({"name": "fedsdr"} | RELEASED, OWN | {"regular_term": "fedsdr"}, drawn=3, micro=BATCH),
+    "fedsdr": Case({"name": "fedsdr", "micro": MICRO} | RELEASED, OWN | {"regular_term": "fedsdr"}, drawn=3),
     "perada": Case({"name": "perada"} | RELEASED, OWN | {"regular_term": "parameter"}, drawn=3),
     "pfedme": Case(
         {"name": "pfedme", "outer_lr": RATE} | RELEASED | {"lam": 5.0},
@@ -278,7 +275,7 @@ def main(checkout: str, *names: str) -> None:
         with (
             tempfile.TemporaryDirectory() as scratch,
             open(os.devnull, "w") as nowhere,
-            mock.patch.object(load_pretrained, "load_tokenizer", lambda _: Letters()),
+            mock.patch.object(load_pretrained, "load_tokenizer", return_value=Letters()),
             mock.patch.object(local_training, "shuffle_slots", lambda key, slots, size: slots),
             warnings.catch_warnings(action="ignore"),
         ):

@@ -3,6 +3,7 @@
 python -m tests.benchmarks.peers.parts_equality CHECKOUTS [CASE ...]
 
 CHECKOUTS has clones, each by its name, of CERT-Lab/fedex-lora, ATP-1010/FederatedLLM (FLoRA),
+alibaba/FederatedScope's branch FlexLoRA (as FlexLoRA), measaverb/SplitHetLoRA, Pengxin-Guo/FedSA-LoRA,
 hwang52/FedSKC, yxdyc/pFedGate and boschresearch/FedTPG. Of the methods for adapters it is the
 server's step, of FedSKC its discrepancy weights, of pFedGate the choice of blocks, and of FedTPG
 the network that makes prompts. What the code imports and is not installed is a stub.
@@ -32,8 +33,8 @@ from flax import nnx
 from fedjax_core.algorithm import Cohort, Net, PyTree, Reduce, is_reduce
 from fedjax_core.language import clip_prompts
 from fedjax_core.training import adapters, local_training
-from fedjax_core.training.param_partition import drop_entry, split_net
-from methods import fedskc, hetlora, pfedgate
+from fedjax_core.training.param_partition import all_but, drop_entry, split_net
+from methods import fedskc, flexlora, hetlora, pfedgate
 from tests import toy
 from tests.benchmarks.peers.authors_equality import import_stubbed
 from tests.benchmarks.peers.released_equality import import_from
@@ -92,7 +93,8 @@ def take_step(name: str, weights: str, ranks: tuple[int, ...] | None = None) -> 
     task = toy.task_adapted(dropout=0.0)
     algorithm = toy.METHODS[name].func(task, optimizer=local_training.sgd(0.1), weights=weights)
     server, rng = algorithm.server_init(jax.random.key(0)), np.random.default_rng(0)
-    trained = {key: part for key, part in server.net.params.items() if key != adapters.CORRECTION}
+    whole = getattr(server, "net", None) or task.model.init(jax.random.key(0))  # of FedSA-LoRA the server has a part
+    trained = {key: part for key, part in whole.params.items() if key != adapters.CORRECTION}
     move = lambda x: x + rng.normal(size=x.shape).astype(np.float32)
     clients = [jax.tree.map(move, trained) for _ in SIZES]
     clients = clients if ranks is None else [adapters.truncate_adapters(*pair) for pair in zip(clients, ranks, strict=True)]
@@ -106,8 +108,10 @@ def take_step(name: str, weights: str, ranks: tuple[int, ...] | None = None) -> 
         return rule.finalize(jax.tree.map(lambda x: x.sum(0), mapped) if rule.combine == "add" else mapped)
 
     rules = algorithm.collect
-    collected = reduce(rules, stacked) if is_reduce(rules) else tuple(map(reduce, rules, stacked))
-    return server.net, clients, algorithm.server_update(server, collected, cohort, jax.random.key(1))[0].net
+    of_parts = getattr(type(rules), "_make", tuple)
+    collected = reduce(rules, stacked) if is_reduce(rules) else of_parts(map(reduce, rules, stacked))
+    after = algorithm.server_update(server, collected, cohort, jax.random.key(1))[0]
+    return whole, clients, getattr(after, "net", after)
 
 
 def keep_a(params: PyTree, first: PyTree) -> PyTree:
@@ -121,6 +125,10 @@ def make_uplink(name: str, params: PyTree, sent: PyTree) -> PyTree:
     if name == "hetlora":
         return hetlora.Uplink(Net(params, {}), adapters.product_norm(params[adapters.ENTRY]))
     delta = Net(jax.tree.map(jnp.subtract, params, sent), {})
+    if name == "flexlora":
+        return flexlora.Uplink({adapters.ENTRY: params[adapters.ENTRY]}, drop_entry(delta, adapters.ENTRY))
+    if name == "fedsa_lora":
+        return split_net(delta, all_but(adapters.select_a))[0]
     if name == "flora":
         return {adapters.ENTRY: params[adapters.ENTRY]}, drop_entry(delta, adapters.ENTRY)
     return split_net(delta, adapters.select_a)[0] if name == "ffa_lora" else delta
@@ -168,6 +176,73 @@ def compare_flora(
         return [a @ b], [np.asarray(after.params[adapters.CORRECTION]["body"])]
     own = after.params[adapters.ENTRY]["body"]
     return [a, b], [np.asarray(own["a"]), np.asarray(own["b"])]
+
+
+def name_factors(own: PyTree, rank: int, names: tuple[str, str]) -> dict[str, torch.Tensor]:
+    """Returns the first columns and rows of an adapter in torch's form."""
+    return {
+        names[0]: torch.tensor(np.asarray(own["a"]).T[:rank].copy()),
+        names[1]: torch.tensor(np.asarray(own["b"]).T[:, :rank].copy()),
+    }
+
+
+def compare_flexlora() -> tuple[Arrays, Arrays]:
+    """Compares a server's step with that of FlexLoRA's code, the adapters that clients of each rank get."""
+    _, clients, after = take_step("flexlora", "samples", RANKS)
+    average, divide = import_stubbed("fed_utils.model_aggregation", "fed_utils.adaptive_peft")
+    layer, alpha = "model.body.lora", 16  # in its average the scale is 16 over the rank; in ours it is the same for all ranks
+    names = f"{layer}_A.local.weight", f"{layer}_B.local.weight"
+    sent = [name_factors(params[adapters.ENTRY]["body"], rank, names) for params, rank in zip(clients, RANKS, strict=True)]
+    for own, rank in zip(sent, RANKS, strict=True):
+        own[names[1]] *= rank / alpha
+    with mock.patch.object(average.torch, "load", side_effect=sent):
+        mean = average.FlexLoRA(range(len(SIZES)), "", dict(enumerate(SIZES)), 0)
+    shapes = {f"Client_{i}": {"body": rank} for i, rank in enumerate(RANKS)}
+    theirs, ours, own = [], [], after.params[adapters.ENTRY]["body"]
+    given = divide.distribute_weight_fast(mean, shapes | {"alpha": 1.0})
+    for rank in sorted(set(RANKS)):
+        a, b = (given[f"{name}.{rank}"].numpy().T for name in names)
+        turn = np.sign(np.sum(a * np.asarray(own["a"])[:, :rank], 0))  # singular vectors have no sign
+        theirs += [a * turn, b * turn[:, None] / rank]
+        ours += [np.asarray(own["a"])[:, :rank], np.asarray(own["b"])[:rank]]
+    return theirs, ours
+
+
+def compare_hetlora_norms() -> tuple[Arrays, Arrays]:
+    """Compares a server's step with HetLoRA's of SplitHetLoRA, for which adapters are filled with zeros."""
+    _, clients, after = take_step("hetlora", "norms", RANKS)
+    own = lambda params: {
+        f"body.lora_{part.upper()}": torch.tensor(np.asarray(x)) for part, x in params[adapters.ENTRY]["body"].items()
+    }
+    (module,) = import_stubbed("utils.etc")
+    like = {f"client_transformer.{name}": x for name, x in own(after.params).items()}
+    theirs = module.sparsity_weighted_aggregation([own(params) for params in clients], like)
+    return [theirs[f"client_transformer.body.lora_{part}"].numpy() for part in "AB"], [
+        np.asarray(after.params[adapters.ENTRY]["body"][part]) for part in "ab"
+    ]
+
+
+def compare_fedsa_lora() -> tuple[Arrays, Arrays]:
+    """Compares what is sent and the server's step with FedSA-LoRA's code."""
+    _, clients, after = take_step("fedsa_lora", "samples")
+    trainer, average = import_stubbed(
+        "federatedscope.core.trainers.trainer", "federatedscope.core.aggregators.clients_avg_aggregator"
+    )
+    names = "body.lora_A.default.weight", "body.lora_B.default.weight"
+    state = lambda params: (
+        name_factors(params[adapters.ENTRY]["body"], RANK, names)
+        | {f"classifier.{name}": torch.tensor(np.asarray(x)) for name, x in params["head"].items()}
+    )
+    settings = Namespace(
+        federate=Namespace(method="fedavg", ignore_weight=False, use_ss=False),
+        personalization=Namespace(local_param=["lora_B", "classifier"], share_non_trainable_para=False),
+    )
+    keep = functools.partial(trainer.Trainer._param_filter, Namespace(cfg=settings))
+    feedback = [(size, keep(state(params))) for size, params in zip(SIZES, clients, strict=True)]
+    server = average.ClientsAvgAggregator(config=settings)
+    theirs = server.aggregate({"client_feedback": feedback})
+    assert list(theirs) == [names[0]]
+    return [theirs[names[0]].numpy().T], [np.asarray(x) for x in jax.tree.leaves(after)]
 
 
 def compare_fedskc() -> tuple[Arrays, Arrays]:
@@ -261,6 +336,9 @@ CASES: dict[str, tuple[str, Callable[[], tuple[Arrays, Arrays]]]] = {
     "hetlora_by_samples": ("FederatedLLM", lambda: compare_flora("hetlora", zero_padding=True, ranks=RANKS)),
     "fedit_flora": ("FederatedLLM", lambda: compare_flora("fedit")),
     "fedit_flora_corrected": ("FederatedLLM", lambda: compare_flora("fedit", corrected=True)),
+    "flexlora": ("FlexLoRA", compare_flexlora),
+    "hetlora_norms": ("SplitHetLoRA", compare_hetlora_norms),
+    "fedsa_lora": ("FedSA-LoRA", compare_fedsa_lora),
     "fedskc": ("FedSKC", compare_fedskc),
     "pfedgate": ("pFedGate", compare_pfedgate),
     "fedtpg": ("FedTPG", compare_fedtpg),
