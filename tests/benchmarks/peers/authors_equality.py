@@ -4,8 +4,9 @@ python -m tests.benchmarks.peers.authors_equality CHECKOUTS [CASE ...]
 
 As `released_equality`, with clones of diaoenmao's HeteroFL (as HeteroFL), AIoT-MLSys-Lab/FedRolex,
 Yutong-Dai/FedNH, LuminLiu/HierFL, NVlabs/PerAda, skynbe/FedRCL, hwang52/FedSKC, hkgdifyu/pFedPT,
-FLAIR-Community/Fling (pFedSD), KarhouTam/FL-bench (FedMD) and ChanYunHin/FedHe. Networks are ours, written in the form
-that the code wants. Loops over rounds are ours where a function below says so.
+FLAIR-Community/Fling (pFedSD), KarhouTam/FL-bench (FedMD), ChanYunHin/FedHe and rong-dai/DisPFL
+(D-PSGD). Networks are ours, written in the form that the code wants. Loops over rounds are ours
+where a function below says so.
 """
 
 import contextlib
@@ -546,6 +547,30 @@ def run_fedhe(peer: Peer, ours: Ours) -> Namespace:
     return make_result(hold([np.ascontiguousarray(logits.T)]), [client.model for client in clients])
 
 
+def run_dpsgd(peer: Peer, ours: Ours) -> Namespace:
+    """Runs DisPFL's D-PSGD, where clients mix and then train; it ends with another mixing."""
+    api, trainer_module = import_stubbed("fedml_api.standalone.dpsgd.dpsgd_api", "fedml_api.standalone.dpsgd.my_model_trainer")
+    arguments = {
+        "client_num_in_total": len(SIZES), "client_num_per_round": 2, "comm_round": ROUNDS, "type": "epoch", "epochs": EPOCHS,
+        "client_optimizer": "sgd", "lr": RATE, "lr_decay": 0.9, "momentum": 0.0, "wd": 0.001, "ci": 0,
+    }  # fmt: skip
+    trainer = trainer_module.MyModelTrainer(released.Network(ours.network))
+    loaders = [dict(enumerate(map(make_loader, make_sets(part)))) for part in ("train", "test")]
+    dataset = [0, 0, None, None, dict(enumerate(SIZES)), *loaders, 10]
+    counted = ("count_communication_params", "count_training_flops_per_sample")
+    with contextlib.ExitStack() as stack:
+        for name in counted:
+            stack.enter_context(mock.patch.object(trainer_module.MyModelTrainer, name, return_value=0, create=True))
+        server = api.DPSGDAPI(dataset, "cpu", Namespace(**arguments | peer.arguments), trainer, mock.MagicMock())
+        test = stack.enter_context(mock.patch.object(server, "_test_on_all_clients"))
+        server.train()
+    trained, networks = test.call_args.args[1], []
+    for i in range(len(SIZES)):
+        members = [*server._benefit_choose(ROUNDS, i, len(SIZES), 2, peer.arguments["cs"]), i]
+        networks.append(hold(server._aggregate_func(i, len(SIZES), 2, members, trained).values()))
+    return make_result(models=networks)
+
+
 def make_zeros(outputs: int) -> PyTree:
     """Returns an MLP of zeros."""
     sizes = {"dense1": (64, WIDTH), "head": (WIDTH, outputs)}
@@ -688,6 +713,20 @@ CASES = {
             {},
             {"variant": "released", "lcl": {"ramp": RAMP}, "weights": "samples"},
             fields=DRAWN,
+        ),
+    ),
+    "dfedavg": Case(
+        "DisPFL",
+        run_dpsgd,
+        "dfedavg",
+        Peer(
+            "",
+            "",
+            {"cs": "ring"},
+            {"topology": "ring"},
+            server=None,
+            client=lambda sent, own: sent.own.params,
+            fields={"optimizer.clip": 10.0, "optimizer.decay": 0.9, "optimizer.weight_decay": 0.001},
         ),
     ),
     "fedhe": Case(
