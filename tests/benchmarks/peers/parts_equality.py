@@ -4,9 +4,9 @@ python -m tests.benchmarks.peers.parts_equality CHECKOUTS [CASE ...]
 
 CHECKOUTS has clones, each by its name, of CERT-Lab/fedex-lora, ATP-1010/FederatedLLM (FLoRA),
 alibaba/FederatedScope's branch FlexLoRA (as FlexLoRA), measaverb/SplitHetLoRA, Pengxin-Guo/FedSA-LoRA,
-hwang52/FedSKC, yxdyc/pFedGate and boschresearch/FedTPG. Of the methods for adapters it is the
-server's step, of FedSKC its discrepancy weights, of pFedGate the choice of blocks, and of FedTPG
-the network that makes prompts. What the code imports and is not installed is a stub.
+hwang52/FedSKC, yxdyc/pFedGate, boschresearch/FedTPG and PEILab-Federated-Learning/PromptFL. Of the
+methods for adapters it is the server's step, of FedSKC its discrepancy weights, of pFedGate the
+choice of blocks, of FedTPG the network that makes prompts, and of PromptFL the whole network. What the code imports and is not installed is a stub.
 
 Prints a line of JSON for each case: the largest difference, and the largest entry.
 """
@@ -31,7 +31,8 @@ import torch
 from flax import nnx
 
 from fedjax_core.algorithm import Cohort, Net, PyTree, Reduce, is_reduce
-from fedjax_core.language import clip_prompts
+from fedjax_core.language import clip_prompts, instruction_data
+from fedjax_core.language.models import clip
 from fedjax_core.training import adapters, local_training
 from fedjax_core.training.param_partition import all_but, drop_entry, split_net
 from methods import fedskc, flexlora, hetlora, pfedgate
@@ -327,6 +328,82 @@ def compare_fedtpg() -> tuple[Arrays, Arrays]:
     return [theirs(torch.tensor(texts)[None])[0][0].detach().numpy()], [np.asarray(ours(jnp.asarray(texts)))]
 
 
+def list_clip(network: torch.nn.Module) -> dict[str, np.ndarray]:
+    """Returns the tensors of a CLIP of PromptFL's code under the names of `CLIPModel`."""
+    state = {name: x.detach().numpy() for name, x in network.state_dict().items()}
+    moved = {
+        "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
+        "positional_embedding": "text_model.embeddings.position_embedding.weight",
+        "visual.class_embedding": "vision_model.embeddings.class_embedding",
+        "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
+        "visual.conv1.weight": "vision_model.embeddings.patch_embedding.weight", "logit_scale": "logit_scale",
+    }  # fmt: skip
+    tensors = {to: state[name] for name, to in moved.items()}
+    tensors |= {"text_projection.weight": state["text_projection"].T, "visual_projection.weight": state["visual.proj"].T}
+    parts = {"ln_1": "layer_norm1", "ln_2": "layer_norm2", "attn.out_proj": "self_attn.out_proj"}
+    parts |= {"mlp.c_fc": "mlp.fc1", "mlp.c_proj": "mlp.fc2"}
+    norms = {"text_model.final_layer_norm": "ln_final", "vision_model.pre_layrnorm": "visual.ln_pre"}
+    norms |= {"vision_model.post_layernorm": "visual.ln_post"}
+    for ending in ("weight", "bias"):
+        tensors |= {f"{to}.{ending}": state[f"{name}.{ending}"] for to, name in norms.items()}
+        for tower, prefix in (("text_model", ""), ("vision_model", "visual.")):
+            for i in range(2):
+                block, to = f"{prefix}transformer.resblocks.{i}", f"{tower}.encoder.layers.{i}"
+                tensors |= {f"{to}.{part}.{ending}": state[f"{block}.{name}.{ending}"] for name, part in parts.items()}
+                joined = np.split(state[f"{block}.attn.in_proj_{ending}"], 3)
+                tensors |= {f"{to}.self_attn.{x}_proj.{ending}": part for x, part in zip("qkv", joined, strict=True)}
+    return tensors
+
+
+def compare_promptfl() -> tuple[Arrays, Arrays]:
+    """Compares logits and the gradient by the prompts of PromptFL's network, on a small CLIP with random weights."""
+    with mock.patch.dict(sys.modules, {"clip.simple_tokenizer": mock.MagicMock()}):  # reads a large file
+        module, library = import_stubbed("trainers.promptfl", "clip.model")
+    prompts, size, begin, end, context = 3, 16, 256, 257, 24
+    names = ["red fox", "owl", "sea_lion"]
+    torch.manual_seed(0)
+    network = library.CLIP(48, size, 2, 64, 4, context, end + 1, 32, 2, 2)
+    for parameter in network.parameters():
+        parameter.data = parameter.data + 0.05 * torch.randn(parameter.shape)
+    encode = lambda text: list(text.encode())
+
+    def tokenize(text: str) -> torch.Tensor:
+        words = text.split(" ")
+        row = [begin, *[0] * prompts, *encode(" ".join(words[prompts:])), end]
+        return torch.tensor([row + [0] * (context - len(row))])
+
+    coop = Namespace(N_CTX=prompts, CTX_INIT="", CSC=False, CLASS_TOKEN_POSITION="end")
+    config = Namespace(TRAINER=Namespace(COOP=coop), INPUT=Namespace(SIZE=[size]))
+    with (
+        mock.patch.object(module.clip, "tokenize", tokenize),
+        mock.patch.object(module, "_tokenizer", Namespace(encode=encode)),
+        mock.patch.object(library.CLIP, "dtype", torch.float32),
+    ):
+        theirs = module.CustomCLIP(config, names, network)
+        images = np.random.default_rng(0).normal(size=(5, size, size, 3)).astype(np.float32)
+        logits = theirs(torch.tensor(images.transpose(0, 3, 1, 2).copy()))
+        torch.nn.functional.cross_entropy(logits, torch.arange(5) % 3).backward()
+    widths = {"num_hidden_layers": 2, "hidden_act": "quick_gelu"}
+    text = widths | {"vocab_size": end + 1, "hidden_size": 32, "intermediate_size": 128, "num_attention_heads": 2}
+    image = widths | {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 1, "image_size": size, "patch_size": 4}
+    description = {
+        "model_type": "clip", "projection_dim": 48, "text_config": text | {"max_position_embeddings": context}, "vision_config": image,
+    }  # fmt: skip
+    rows = [[begin, *encode(f"{name.replace('_', ' ')}."), end] for name in names]
+    tokens, mask = instruction_data.pad_sequences(rows, 1, side="right")
+    ours = clip_prompts.make_prompted_classifier(clip.build(description), tokens, mask, prompts)
+    own = ours.init(jax.random.key(0)).params["prompts"]
+    vectors = jax.tree.map(lambda _: jnp.asarray(theirs.prompt_learner.ctx.detach().numpy()), own)
+    frozen = clip.from_tensors(description, list_clip(network))
+
+    def loss(vectors: PyTree) -> tuple[jax.Array, jax.Array]:
+        logits = ours.apply(Net({"clip": frozen, "prompts": vectors}, {}), jnp.asarray(images))[0]["logits"]
+        return -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(5), jnp.arange(5) % 3]), logits
+
+    gradient, found = jax.grad(loss, has_aux=True)(vectors)
+    return [logits.detach().numpy(), theirs.prompt_learner.ctx.grad.numpy()], [np.asarray(found), *jax.tree.leaves(gradient)]
+
+
 CASES: dict[str, tuple[str, Callable[[], tuple[Arrays, Arrays]]]] = {
     "fedit": ("fedex-lora", lambda: compare_fedex("fedit", "aggregate_models_normal")),
     "ffa_lora": ("fedex-lora", lambda: compare_fedex("ffa_lora", "aggregate_models_ffa")),
@@ -342,6 +419,7 @@ CASES: dict[str, tuple[str, Callable[[], tuple[Arrays, Arrays]]]] = {
     "fedskc": ("FedSKC", compare_fedskc),
     "pfedgate": ("pFedGate", compare_pfedgate),
     "fedtpg": ("FedTPG", compare_fedtpg),
+    "promptfl": ("PromptFL", compare_promptfl),
 }
 
 
