@@ -3,10 +3,11 @@
 python -m tests.benchmarks.peers.parts_equality CHECKOUTS [CASE ...]
 
 CHECKOUTS has clones, each by its name, of CERT-Lab/fedex-lora, ATP-1010/FederatedLLM (FLoRA),
-alibaba/FederatedScope's branch FlexLoRA (as FlexLoRA), measaverb/SplitHetLoRA, Pengxin-Guo/FedSA-LoRA,
-hwang52/FedSKC, yxdyc/pFedGate, boschresearch/FedTPG and PEILab-Federated-Learning/PromptFL. Of the
-methods for adapters it is the server's step, of FedSKC its discrepancy weights, of pFedGate the
-choice of blocks, of FedTPG the network that makes prompts, and of PromptFL the whole network. What the code imports and is not installed is a stub.
+alibaba/FederatedScope's branch FlexLoRA (as FlexLoRA), measaverb/SplitHetLoRA at 56f086e,
+Pengxin-Guo/FedSA-LoRA, hwang52/FedSKC, yxdyc/pFedGate, boschresearch/FedTPG and
+PEILab-Federated-Learning/PromptFL. Of the methods for adapters it is the server's step, of FedSKC
+its discrepancy weights, of pFedGate the choice of blocks, of FedTPG the network that makes prompts,
+and of PromptFL the whole network. What the code imports and is not installed is a stub.
 
 Prints a line of JSON for each case: the largest difference, and the largest entry.
 """
@@ -386,9 +387,8 @@ def compare_promptfl() -> tuple[Arrays, Arrays]:
     widths = {"num_hidden_layers": 2, "hidden_act": "quick_gelu"}
     text = widths | {"vocab_size": end + 1, "hidden_size": 32, "intermediate_size": 128, "num_attention_heads": 2}
     image = widths | {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 1, "image_size": size, "patch_size": 4}
-    description = {
-        "model_type": "clip", "projection_dim": 48, "text_config": text | {"max_position_embeddings": context}, "vision_config": image,
-    }  # fmt: skip
+    text |= {"max_position_embeddings": context}
+    description = {"model_type": "clip", "projection_dim": 48, "text_config": text, "vision_config": image}
     rows = [[begin, *encode(f"{name.replace('_', ' ')}."), end] for name in names]
     tokens, mask = instruction_data.pad_sequences(rows, 1, side="right")
     ours = clip_prompts.make_prompted_classifier(clip.build(description), tokens, mask, prompts)
