@@ -188,9 +188,10 @@ def run_peer(case: Case, rows: list[list[Any]], before: list[dict[str, np.ndarra
         out = folder / "out"
         module.fl_finetune(
             global_model="llama", data_path=str(folder), output_dir=str(out), num_clients=len(SIZES),
-            num_communication_rounds=ROUNDS, client_selection_strategy="subset", local_batch_size=BATCH,
+            num_communication_rounds=ROUNDS, local_batch_size=BATCH,
             local_micro_batch_size=MICRO, local_num_epochs=EPOCHS, local_learning_rate=RATE, lora_r=RANK, lora_alpha=ALPHA,
-            lora_dropout=0.0, prompt_template_name="alpaca_short", **{"regular_weight": LAM} | case.arguments,
+            lora_dropout=0.0, prompt_template_name="alpaca_short",
+            **{"regular_weight": LAM, "client_selection_strategy": "subset"} | case.arguments,
         )  # fmt: skip
         saved = {}
         for t, cohort in enumerate(cohorts):
