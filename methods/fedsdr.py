@@ -14,9 +14,11 @@ code. https://arxiv.org/abs/2505.01075
   v_i          v_i           client i's personal adapter, never sent
   e, g         e, g          features by v_i, and by w (constant), [B, D]
   lambda       lam           weight of the penalty  1/B sum_b | sum_k e_bk |g_bk - mean_b g_bk| |
+  B            micro         the minibatch, or parts of it with so many examples, whose penalties are averaged
 
-`variant`: in "default" personal adapters start from the common initialization in the first round;
-in "released" from their own draws in the second round, after a first round of FedIT alone.
+`variant`: in "default" personal adapters start from the common initialization in the first round
+and B is the minibatch; in "released" they start from their own draws in the second round, after a
+first round of FedIT alone, and B is 8 examples of it.
 
 Unseen clients start a personal adapter from the initialization, not from the global one's
 shortcuts, after local training of it.
@@ -26,6 +28,7 @@ information, whose code is not public; its regularizer of the head is left out, 
 fixed. Features by w are of the plain example in evaluation mode.
 """
 
+import jax
 import jax.numpy as jnp
 
 from fedjax_core import registry
@@ -37,6 +40,7 @@ from methods.ditto import with_personal_model
 from methods.fedavg import fedavg
 
 VARIANTS = {"default": {}, "released": {"begin": 1, "fresh": True}}
+MICRO = 8  # of the release
 
 
 def shortcut_penalty(e: Array, g: Array, mask: Array) -> Array:
@@ -44,6 +48,12 @@ def shortcut_penalty(e: Array, g: Array, mask: Array) -> Array:
     g = jnp.where(mask[:, None], g, 0)
     mean = jnp.sum(g, 0) / jnp.maximum(jnp.sum(mask), 1)
     return losses.masked_mean(jnp.abs(jnp.sum(e * jnp.abs(g - mean[None]), -1)), mask)
+
+
+def shortcut_penalty_by_parts(e: Array, g: Array, mask: Array, micro: int) -> Array:
+    """Returns the mean of `shortcut_penalty` over parts of `micro` examples each."""
+    groups = lambda x: jnp.pad(x, ((0, -len(x) % micro), *[(0, 0)] * (x.ndim - 1))).reshape(-1, micro, *x.shape[1:])
+    return losses.masked_mean(jax.vmap(shortcut_penalty)(groups(e), groups(g), groups(mask)), jnp.any(groups(mask), 1))
 
 
 def fedsdr(
@@ -55,6 +65,7 @@ def fedsdr(
     batch: AtLeastOne = 32,
     weights: str = "uniform",
     variant: str = "default",
+    micro: AtLeastOne | None = None,
 ) -> Algorithm:
     """Builds FedSDR in FedOA's adaptation.
 
@@ -63,21 +74,26 @@ def fedsdr(
       optimizer: local optimizer of both adapters, whose state starts anew every round.
       lam: lambda; 0 makes the personal adapters Local's.
       epochs: local epochs of either adapter.
-      batch: B.
+      batch: of local training.
       weights: "uniform" or "samples".
       variant: "default" or "released".
+      micro: B; None: the minibatch, with "released" 8.
 
     Returns:
       The algorithm; a client keeps its personal adapter.
     """
     reading = VARIANTS[registry.check_choice("variant", variant, VARIANTS)]
-    check_arguments(fedsdr, lam=lam)
+    check_arguments(fedsdr, lam=lam, micro=micro)
+    micro = MICRO if micro is None and variant == "released" else micro
     model = task.model
+
+    def penalty(e, g, mask):
+        return shortcut_penalty(e, g, mask) if micro is None else shortcut_penalty_by_parts(e, g, mask, micro)
 
     def loss(net, batch, key):
         outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
         risk, sums = local_training.loss_and_metrics(outputs, batch, local_training.label_loss(task))
-        d = shortcut_penalty(outputs["features"], batch.extra, batch.mask)
+        d = penalty(outputs["features"], batch.extra, batch.mask)
         rows = jnp.sum(batch.mask, dtype=d.dtype)
         return risk + lam * d, local_training.Aux(stats, {"personal_loss": sums["loss"], "penalty": (d * rows, rows)})
 

@@ -7,7 +7,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from fedjax_core.algorithm import Net
-from methods.fedsdr import fedsdr, shortcut_penalty
+from methods.fedsdr import fedsdr, shortcut_penalty, shortcut_penalty_by_parts
 from methods.local import local
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
@@ -49,7 +49,7 @@ class FedSDRTest(chex.TestCase):
 
     def test_records_the_personal_loss_and_the_penalty(self):
         """The values are those of all rows before the one step."""
-        server, v, out = first_round(fedsdr, variant="released", round_num=1, epochs=1, batch=64, lam=0.7)
+        server, v, out = first_round(fedsdr, variant="released", round_num=1, epochs=1, batch=64, lam=0.7, micro=9)
         whole, (_, _, ce) = removing(*v, *naive.rows(toy.data())[0], (0.7, server.net))
         for name, value in {"personal_loss": ce, "penalty": (whole - ce) / 0.7}.items():
             self.assertAlmostEqual(float(np.divide(*out.metrics[name])), float(value), places=5)
@@ -76,6 +76,26 @@ class FedSDRTest(chex.TestCase):
         )
         self.assertAlmostEqual(float(padded), value, places=6)
 
+    @parameterized.parameters(2, 3, 5, 8)
+    def test_parts_of_a_minibatch_have_their_own_means(self, micro):
+        e, g = np.random.default_rng(0).normal(size=(2, 7, 3)).astype(np.float32)
+        for size in (7, 5, 1):
+            parts = [range(start, min(start + micro, size)) for start in range(0, size, micro)]
+            expected = sum(together(e[[*part]], g[[*part]]) for part in parts) / len(parts)
+            padded = np.where(np.arange(7)[:, None] < size, g, np.nan)
+            value = shortcut_penalty_by_parts(jnp.asarray(e), jnp.asarray(padded), jnp.arange(7) < size, micro)
+            self.assertAlmostEqual(float(value), float(expected), places=5)
+
+    def test_released_takes_means_over_eight_examples(self):
+        """Of nine in a step; alone, an example is its mean and has no penalty."""
+        ended = lambda **more: first_round(fedsdr, variant="released", round_num=1, epochs=1, batch=64, **{"lam": 0.7} | more)[2]
+        eight, nine, alone = ended(), ended(micro=9), ended(micro=1)
+        chex.assert_trees_all_equal(eight.state, ended(micro=8).state)
+        chex.assert_trees_all_close(alone.state, ended(lam=0.0).state, atol=1e-6)
+        for out in (eight, alone):
+            difference = jax.tree.map(lambda a, b: np.abs(a - b).max(), out.state.params, nine.state.params)
+            self.assertGreater(max(jax.tree.leaves(difference)), 1e-4)
+
     def test_released_begins_in_the_second_round(self):
         """From models of the clients' own."""
         server, before, out = first_round(fedsdr, variant="released")
@@ -85,7 +105,9 @@ class FedSDRTest(chex.TestCase):
         self.assertGreater(np.abs(out.state.params["head"]["kernel"] - before.params["head"]["kernel"]).max(), 1e-3)
 
     @parameterized.parameters(
-        (dict(lam=-1.0), "lam=-1.0 must be at least 0"), (dict(variant="printed"), "unknown variant 'printed'; allowed: default")
+        (dict(lam=-1.0), "lam=-1.0 must be at least 0"),
+        (dict(micro=0), "micro=0 must be at least 1"),
+        (dict(variant="printed"), "unknown variant 'printed'; allowed: default"),
     )
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):

@@ -4,8 +4,9 @@ python -m tests.benchmarks.peers.authors_equality CHECKOUTS [CASE ...]
 
 As `released_equality`, with clones of diaoenmao's HeteroFL (as HeteroFL), AIoT-MLSys-Lab/FedRolex,
 Yutong-Dai/FedNH, LuminLiu/HierFL, NVlabs/PerAda, skynbe/FedRCL, hwang52/FedSKC, hkgdifyu/pFedPT,
-FLAIR-Community/Fling (pFedSD) and KarhouTam/FL-bench (FedMD). Networks are ours, written in the form
-that the code wants. Loops over rounds are ours where a function below says so.
+FLAIR-Community/Fling (pFedSD), KarhouTam/FL-bench (FedMD), ChanYunHin/FedHe and rong-dai/DisPFL
+(D-PSGD). Networks are ours, written in the form that the code wants. Loops over rounds are ours
+where a function below says so.
 """
 
 import contextlib
@@ -505,6 +506,71 @@ def run_hierfl(peer: Peer, ours: Ours) -> Namespace:
     return make_result(hold(cloud.shared_state_dict.values()))
 
 
+def run_fedhe(peer: Peer, ours: Ours) -> Namespace:
+    """Runs FedHe's clients and server on a loop of ours, in rounds; the step of a client, TensorFlow's there, is ours."""
+    with mock.patch.object(sys, "argv", ["main"]):
+        server_module, client_module = import_stubbed("modules.Server", "modules.Client")
+    client_class, server_class = client_module.Client, server_module.Server
+
+    def take_step(client: Any, x: np.ndarray, y: np.ndarray, taught: list[np.ndarray] | None, distillation: bool) -> np.ndarray:
+        logits = client.model(torch.tensor(x))
+        loss = torch.nn.functional.cross_entropy(logits, torch.tensor(y))
+        if distillation:
+            loss = loss + peer.arguments["alpha"] * torch.mean((logits - torch.tensor(np.stack(taught))) ** 2)
+        optimizer = torch.optim.SGD(client.model.parameters(), RATE)
+        loss.backward()
+        optimizer.step()
+        client.model.zero_grad()
+        return logits.detach().numpy().copy()
+
+    clients, server = [], server_class.__new__(server_class)
+    for pair, weights in zip(zip(*read_data("train"), strict=True), ours.before["clients"], strict=True):
+        client = client_class.__new__(client_class)
+        client.model = released.Network(ours.network)
+        torch.nn.utils.vector_to_parameters(torch.tensor(weights), client.model.parameters())
+        batch = pair[0], np.eye(10, dtype=np.float32)[pair[1]]
+        vars(client).update(
+            dataset=Namespace(next_batch=lambda _, batch=batch: batch),
+            batch_size=0, distorted_data=False, clients_training_epoch=EPOCHS,
+            **{name: mock.MagicMock() for name in ("mean_loss", "accuracy", "distill_loss")},
+        )  # fmt: skip
+        clients.append(client)
+    known: dict[int, np.ndarray] = {}
+    with mock.patch.object(client_class, "train_step", take_step), mock.patch.object(client_module.np, "mean"):
+        for cohort in ours.cohorts:
+            received: dict[str, Any] = {}
+            for i in cohort:
+                sent = clients[i].training(0, 0, known, bool(known))[-1]
+                server.collect_logits(received, sent)
+            known = known | server.average_logits(received)
+    logits = np.stack([known[j] for j in range(10)])
+    return make_result(hold([np.ascontiguousarray(logits.T)]), [client.model for client in clients])
+
+
+def run_dpsgd(peer: Peer, ours: Ours) -> Namespace:
+    """Runs DisPFL's D-PSGD, where clients mix and then train; it ends with another mixing."""
+    api, trainer_module = import_stubbed("fedml_api.standalone.dpsgd.dpsgd_api", "fedml_api.standalone.dpsgd.my_model_trainer")
+    arguments = {
+        "client_num_in_total": len(SIZES), "client_num_per_round": 2, "comm_round": ROUNDS, "type": "epoch", "epochs": EPOCHS,
+        "client_optimizer": "sgd", "lr": RATE, "lr_decay": 0.9, "momentum": 0.0, "wd": 0.001, "ci": 0,
+    }  # fmt: skip
+    trainer = trainer_module.MyModelTrainer(released.Network(ours.network))
+    loaders = [dict(enumerate(map(make_loader, make_sets(part)))) for part in ("train", "test")]
+    dataset = [0, 0, None, None, dict(enumerate(SIZES)), *loaders, 10]
+    counted = ("count_communication_params", "count_training_flops_per_sample")
+    with contextlib.ExitStack() as stack:
+        for name in counted:
+            stack.enter_context(mock.patch.object(trainer_module.MyModelTrainer, name, return_value=0, create=True))
+        server = api.DPSGDAPI(dataset, "cpu", Namespace(**arguments | peer.arguments), trainer, mock.MagicMock())
+        test = stack.enter_context(mock.patch.object(server, "_test_on_all_clients"))
+        server.train()
+    trained, networks = test.call_args.args[1], []
+    for i in range(len(SIZES)):
+        members = [*server._benefit_choose(ROUNDS, i, len(SIZES), 2, peer.arguments["cs"]), i]
+        networks.append(hold(server._aggregate_func(i, len(SIZES), 2, members, trained).values()))
+    return make_result(models=networks)
+
+
 def make_zeros(outputs: int) -> PyTree:
     """Returns an MLP of zeros."""
     sizes = {"dense1": (64, WIDTH), "head": (WIDTH, outputs)}
@@ -647,6 +713,35 @@ CASES = {
             {},
             {"variant": "released", "lcl": {"ramp": RAMP}, "weights": "samples"},
             fields=DRAWN,
+        ),
+    ),
+    "dfedavg": Case(
+        "DisPFL",
+        run_dpsgd,
+        "dfedavg",
+        Peer(
+            "",
+            "",
+            {"cs": "ring"},
+            {"topology": "ring"},
+            server=None,
+            client=lambda sent, own: sent.own.params,
+            fields={"optimizer.clip": 10.0, "optimizer.decay": 0.9, "optimizer.weight_decay": 0.001},
+        ),
+    ),
+    "fedhe": Case(
+        "FedHe",
+        run_fedhe,
+        "fedhe",
+        Peer(
+            "",
+            "",
+            {"alpha": 0.5},
+            {"alpha": 0.5},
+            server=lambda server: {"bias": server.logits},
+            client=lambda sent, own: own.params,
+            fields=DRAWN,
+            own=True,
         ),
     ),
     "pfedsd": Case(

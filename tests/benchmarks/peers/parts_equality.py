@@ -3,9 +3,11 @@
 python -m tests.benchmarks.peers.parts_equality CHECKOUTS [CASE ...]
 
 CHECKOUTS has clones, each by its name, of CERT-Lab/fedex-lora, ATP-1010/FederatedLLM (FLoRA),
-hwang52/FedSKC, yxdyc/pFedGate and boschresearch/FedTPG. Of the methods for adapters it is the
-server's step, of FedSKC its discrepancy weights, of pFedGate the choice of blocks, and of FedTPG
-the network that makes prompts. What the code imports and is not installed is a stub.
+alibaba/FederatedScope's branch FlexLoRA (as FlexLoRA), measaverb/SplitHetLoRA at 56f086e,
+Pengxin-Guo/FedSA-LoRA, hwang52/FedSKC, yxdyc/pFedGate, boschresearch/FedTPG and
+PEILab-Federated-Learning/PromptFL. Of the methods for adapters it is the server's step, of FedSKC
+its discrepancy weights, of pFedGate the choice of blocks, of FedTPG the network that makes prompts,
+and of PromptFL the whole network. What the code imports and is not installed is a stub.
 
 Prints a line of JSON for each case: the largest difference, and the largest entry.
 """
@@ -30,10 +32,11 @@ import torch
 from flax import nnx
 
 from fedjax_core.algorithm import Cohort, Net, PyTree, Reduce, is_reduce
-from fedjax_core.language import clip_prompts
+from fedjax_core.language import clip_prompts, instruction_data
+from fedjax_core.language.models import clip
 from fedjax_core.training import adapters, local_training
-from fedjax_core.training.param_partition import drop_entry, split_net
-from methods import fedskc, hetlora, pfedgate
+from fedjax_core.training.param_partition import all_but, drop_entry, split_net
+from methods import fedskc, flexlora, hetlora, pfedgate
 from tests import toy
 from tests.benchmarks.peers.authors_equality import import_stubbed
 from tests.benchmarks.peers.released_equality import import_from
@@ -92,7 +95,8 @@ def take_step(name: str, weights: str, ranks: tuple[int, ...] | None = None) -> 
     task = toy.task_adapted(dropout=0.0)
     algorithm = toy.METHODS[name].func(task, optimizer=local_training.sgd(0.1), weights=weights)
     server, rng = algorithm.server_init(jax.random.key(0)), np.random.default_rng(0)
-    trained = {key: part for key, part in server.net.params.items() if key != adapters.CORRECTION}
+    whole = getattr(server, "net", None) or task.model.init(jax.random.key(0))  # of FedSA-LoRA the server has a part
+    trained = {key: part for key, part in whole.params.items() if key != adapters.CORRECTION}
     move = lambda x: x + rng.normal(size=x.shape).astype(np.float32)
     clients = [jax.tree.map(move, trained) for _ in SIZES]
     clients = clients if ranks is None else [adapters.truncate_adapters(*pair) for pair in zip(clients, ranks, strict=True)]
@@ -106,8 +110,10 @@ def take_step(name: str, weights: str, ranks: tuple[int, ...] | None = None) -> 
         return rule.finalize(jax.tree.map(lambda x: x.sum(0), mapped) if rule.combine == "add" else mapped)
 
     rules = algorithm.collect
-    collected = reduce(rules, stacked) if is_reduce(rules) else tuple(map(reduce, rules, stacked))
-    return server.net, clients, algorithm.server_update(server, collected, cohort, jax.random.key(1))[0].net
+    of_parts = getattr(type(rules), "_make", tuple)
+    collected = reduce(rules, stacked) if is_reduce(rules) else of_parts(map(reduce, rules, stacked))
+    after = algorithm.server_update(server, collected, cohort, jax.random.key(1))[0]
+    return whole, clients, getattr(after, "net", after)
 
 
 def keep_a(params: PyTree, first: PyTree) -> PyTree:
@@ -121,6 +127,10 @@ def make_uplink(name: str, params: PyTree, sent: PyTree) -> PyTree:
     if name == "hetlora":
         return hetlora.Uplink(Net(params, {}), adapters.product_norm(params[adapters.ENTRY]))
     delta = Net(jax.tree.map(jnp.subtract, params, sent), {})
+    if name == "flexlora":
+        return flexlora.Uplink({adapters.ENTRY: params[adapters.ENTRY]}, drop_entry(delta, adapters.ENTRY))
+    if name == "fedsa_lora":
+        return split_net(delta, all_but(adapters.select_a))[0]
     if name == "flora":
         return {adapters.ENTRY: params[adapters.ENTRY]}, drop_entry(delta, adapters.ENTRY)
     return split_net(delta, adapters.select_a)[0] if name == "ffa_lora" else delta
@@ -168,6 +178,73 @@ def compare_flora(
         return [a @ b], [np.asarray(after.params[adapters.CORRECTION]["body"])]
     own = after.params[adapters.ENTRY]["body"]
     return [a, b], [np.asarray(own["a"]), np.asarray(own["b"])]
+
+
+def name_factors(own: PyTree, rank: int, names: tuple[str, str]) -> dict[str, torch.Tensor]:
+    """Returns the first columns and rows of an adapter in torch's form."""
+    return {
+        names[0]: torch.tensor(np.asarray(own["a"]).T[:rank].copy()),
+        names[1]: torch.tensor(np.asarray(own["b"]).T[:, :rank].copy()),
+    }
+
+
+def compare_flexlora() -> tuple[Arrays, Arrays]:
+    """Compares a server's step with that of FlexLoRA's code, the adapters that clients of each rank get."""
+    _, clients, after = take_step("flexlora", "samples", RANKS)
+    average, divide = import_stubbed("fed_utils.model_aggregation", "fed_utils.adaptive_peft")
+    layer, alpha = "model.body.lora", 16  # in its average the scale is 16 over the rank; in ours it is the same for all ranks
+    names = f"{layer}_A.local.weight", f"{layer}_B.local.weight"
+    sent = [name_factors(params[adapters.ENTRY]["body"], rank, names) for params, rank in zip(clients, RANKS, strict=True)]
+    for own, rank in zip(sent, RANKS, strict=True):
+        own[names[1]] *= rank / alpha
+    with mock.patch.object(average.torch, "load", side_effect=sent):
+        mean = average.FlexLoRA(range(len(SIZES)), "", dict(enumerate(SIZES)), 0)
+    shapes = {f"Client_{i}": {"body": rank} for i, rank in enumerate(RANKS)}
+    theirs, ours, own = [], [], after.params[adapters.ENTRY]["body"]
+    given = divide.distribute_weight_fast(mean, shapes | {"alpha": 1.0})
+    for rank in sorted(set(RANKS)):
+        a, b = (given[f"{name}.{rank}"].numpy().T for name in names)
+        turn = np.sign(np.sum(a * np.asarray(own["a"])[:, :rank], 0))  # singular vectors have no sign
+        theirs += [a * turn, b * turn[:, None] / rank]
+        ours += [np.asarray(own["a"])[:, :rank], np.asarray(own["b"])[:rank]]
+    return theirs, ours
+
+
+def compare_hetlora_norms() -> tuple[Arrays, Arrays]:
+    """Compares a server's step with HetLoRA's of SplitHetLoRA, for which adapters are filled with zeros."""
+    _, clients, after = take_step("hetlora", "norms", RANKS)
+    own = lambda params: {
+        f"body.lora_{part.upper()}": torch.tensor(np.asarray(x)) for part, x in params[adapters.ENTRY]["body"].items()
+    }
+    (module,) = import_stubbed("utils.etc")
+    like = {f"client_transformer.{name}": x for name, x in own(after.params).items()}
+    theirs = module.sparsity_weighted_aggregation([own(params) for params in clients], like)
+    return [theirs[f"client_transformer.body.lora_{part}"].numpy() for part in "AB"], [
+        np.asarray(after.params[adapters.ENTRY]["body"][part]) for part in "ab"
+    ]
+
+
+def compare_fedsa_lora() -> tuple[Arrays, Arrays]:
+    """Compares what is sent and the server's step with FedSA-LoRA's code."""
+    _, clients, after = take_step("fedsa_lora", "samples")
+    trainer, average = import_stubbed(
+        "federatedscope.core.trainers.trainer", "federatedscope.core.aggregators.clients_avg_aggregator"
+    )
+    names = "body.lora_A.default.weight", "body.lora_B.default.weight"
+    state = lambda params: (
+        name_factors(params[adapters.ENTRY]["body"], RANK, names)
+        | {f"classifier.{name}": torch.tensor(np.asarray(x)) for name, x in params["head"].items()}
+    )
+    settings = Namespace(
+        federate=Namespace(method="fedavg", ignore_weight=False, use_ss=False),
+        personalization=Namespace(local_param=["lora_B", "classifier"], share_non_trainable_para=False),
+    )
+    keep = functools.partial(trainer.Trainer._param_filter, Namespace(cfg=settings))
+    feedback = [(size, keep(state(params))) for size, params in zip(SIZES, clients, strict=True)]
+    server = average.ClientsAvgAggregator(config=settings)
+    theirs = server.aggregate({"client_feedback": feedback})
+    assert list(theirs) == [names[0]]
+    return [theirs[names[0]].numpy().T], [np.asarray(x) for x in jax.tree.leaves(after)]
 
 
 def compare_fedskc() -> tuple[Arrays, Arrays]:
@@ -252,6 +329,81 @@ def compare_fedtpg() -> tuple[Arrays, Arrays]:
     return [theirs(torch.tensor(texts)[None])[0][0].detach().numpy()], [np.asarray(ours(jnp.asarray(texts)))]
 
 
+def list_clip(network: torch.nn.Module) -> dict[str, np.ndarray]:
+    """Returns the tensors of a CLIP of PromptFL's code under the names of `CLIPModel`."""
+    state = {name: x.detach().numpy() for name, x in network.state_dict().items()}
+    moved = {
+        "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
+        "positional_embedding": "text_model.embeddings.position_embedding.weight",
+        "visual.class_embedding": "vision_model.embeddings.class_embedding",
+        "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
+        "visual.conv1.weight": "vision_model.embeddings.patch_embedding.weight", "logit_scale": "logit_scale",
+    }  # fmt: skip
+    tensors = {to: state[name] for name, to in moved.items()}
+    tensors |= {"text_projection.weight": state["text_projection"].T, "visual_projection.weight": state["visual.proj"].T}
+    parts = {"ln_1": "layer_norm1", "ln_2": "layer_norm2", "attn.out_proj": "self_attn.out_proj"}
+    parts |= {"mlp.c_fc": "mlp.fc1", "mlp.c_proj": "mlp.fc2"}
+    norms = {"text_model.final_layer_norm": "ln_final", "vision_model.pre_layrnorm": "visual.ln_pre"}
+    norms |= {"vision_model.post_layernorm": "visual.ln_post"}
+    for ending in ("weight", "bias"):
+        tensors |= {f"{to}.{ending}": state[f"{name}.{ending}"] for to, name in norms.items()}
+        for tower, prefix in (("text_model", ""), ("vision_model", "visual.")):
+            for i in range(2):
+                block, to = f"{prefix}transformer.resblocks.{i}", f"{tower}.encoder.layers.{i}"
+                tensors |= {f"{to}.{part}.{ending}": state[f"{block}.{name}.{ending}"] for name, part in parts.items()}
+                joined = np.split(state[f"{block}.attn.in_proj_{ending}"], 3)
+                tensors |= {f"{to}.self_attn.{x}_proj.{ending}": part for x, part in zip("qkv", joined, strict=True)}
+    return tensors
+
+
+def compare_promptfl() -> tuple[Arrays, Arrays]:
+    """Compares logits and the gradient by the prompts of PromptFL's network, on a small CLIP with random weights."""
+    with mock.patch.dict(sys.modules, {"clip.simple_tokenizer": mock.MagicMock()}):  # reads a large file
+        module, library = import_stubbed("trainers.promptfl", "clip.model")
+    prompts, size, begin, end, context = 3, 16, 256, 257, 24
+    names = ["red fox", "owl", "sea_lion"]
+    torch.manual_seed(0)
+    network = library.CLIP(48, size, 2, 64, 4, context, end + 1, 32, 2, 2)
+    for parameter in network.parameters():
+        parameter.data = parameter.data + 0.05 * torch.randn(parameter.shape)
+    encode = lambda text: list(text.encode())
+
+    def tokenize(text: str) -> torch.Tensor:
+        words = text.split(" ")
+        row = [begin, *[0] * prompts, *encode(" ".join(words[prompts:])), end]
+        return torch.tensor([row + [0] * (context - len(row))])
+
+    coop = Namespace(N_CTX=prompts, CTX_INIT="", CSC=False, CLASS_TOKEN_POSITION="end")
+    config = Namespace(TRAINER=Namespace(COOP=coop), INPUT=Namespace(SIZE=[size]))
+    with (
+        mock.patch.object(module.clip, "tokenize", tokenize),
+        mock.patch.object(module, "_tokenizer", Namespace(encode=encode)),
+        mock.patch.object(library.CLIP, "dtype", torch.float32),
+    ):
+        theirs = module.CustomCLIP(config, names, network)
+        images = np.random.default_rng(0).normal(size=(5, size, size, 3)).astype(np.float32)
+        logits = theirs(torch.tensor(images.transpose(0, 3, 1, 2).copy()))
+        torch.nn.functional.cross_entropy(logits, torch.arange(5) % 3).backward()
+    widths = {"num_hidden_layers": 2, "hidden_act": "quick_gelu"}
+    text = widths | {"vocab_size": end + 1, "hidden_size": 32, "intermediate_size": 128, "num_attention_heads": 2}
+    image = widths | {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 1, "image_size": size, "patch_size": 4}
+    text |= {"max_position_embeddings": context}
+    description = {"model_type": "clip", "projection_dim": 48, "text_config": text, "vision_config": image}
+    rows = [[begin, *encode(f"{name.replace('_', ' ')}."), end] for name in names]
+    tokens, mask = instruction_data.pad_sequences(rows, 1, side="right")
+    ours = clip_prompts.make_prompted_classifier(clip.build(description), tokens, mask, prompts)
+    own = ours.init(jax.random.key(0)).params["prompts"]
+    vectors = jax.tree.map(lambda _: jnp.asarray(theirs.prompt_learner.ctx.detach().numpy()), own)
+    frozen = clip.from_tensors(description, list_clip(network))
+
+    def loss(vectors: PyTree) -> tuple[jax.Array, jax.Array]:
+        logits = ours.apply(Net({"clip": frozen, "prompts": vectors}, {}), jnp.asarray(images))[0]["logits"]
+        return -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(5), jnp.arange(5) % 3]), logits
+
+    gradient, found = jax.grad(loss, has_aux=True)(vectors)
+    return [logits.detach().numpy(), theirs.prompt_learner.ctx.grad.numpy()], [np.asarray(found), *jax.tree.leaves(gradient)]
+
+
 CASES: dict[str, tuple[str, Callable[[], tuple[Arrays, Arrays]]]] = {
     "fedit": ("fedex-lora", lambda: compare_fedex("fedit", "aggregate_models_normal")),
     "ffa_lora": ("fedex-lora", lambda: compare_fedex("ffa_lora", "aggregate_models_ffa")),
@@ -261,9 +413,13 @@ CASES: dict[str, tuple[str, Callable[[], tuple[Arrays, Arrays]]]] = {
     "hetlora_by_samples": ("FederatedLLM", lambda: compare_flora("hetlora", zero_padding=True, ranks=RANKS)),
     "fedit_flora": ("FederatedLLM", lambda: compare_flora("fedit")),
     "fedit_flora_corrected": ("FederatedLLM", lambda: compare_flora("fedit", corrected=True)),
+    "flexlora": ("FlexLoRA", compare_flexlora),
+    "hetlora_norms": ("SplitHetLoRA", compare_hetlora_norms),
+    "fedsa_lora": ("FedSA-LoRA", compare_fedsa_lora),
     "fedskc": ("FedSKC", compare_fedskc),
     "pfedgate": ("pFedGate", compare_pfedgate),
     "fedtpg": ("FedTPG", compare_fedtpg),
+    "promptfl": ("PromptFL", compare_promptfl),
 }
 
 
