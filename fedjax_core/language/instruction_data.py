@@ -429,7 +429,8 @@ def tokenize_chats(
                     )
                 last = next((place + 1 for place in range(first, last) if whole[place] in ends), last)
                 is_open |= whole[last - 1] not in ends
-                is_answer[first:last] = [True] * (last - first)
+                learned = max(first, 1)  # nothing stands before the first token, by which it could be predicted
+                is_answer[learned:last] = [True] * (last - learned)
         number = len(is_answer) - is_answer[::-1].index(True)  # what follows the last answer is never read
         kept = _find_chat_cut(encode, turns[:-1], number, number - first, limit, long, instance.dataset)
         rows.append(([whole[place] for place in kept], [is_answer[place] for place in kept]))

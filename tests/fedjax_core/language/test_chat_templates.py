@@ -114,6 +114,14 @@ def test_the_assistants_turns_alone_are_answers(tmp_path):
     assert bytes(tokens).decode() == "<u>Is it?\t|<a>Yes.\t"
 
 
+def test_the_first_token_of_all_is_no_answer(tmp_path):
+    """No token before it could predict it."""
+    template = write(tmp_path, "{% for m in messages %}{{ m.content }}\t{% endfor %}")
+    row = instance((("assistant", "Hi."), *TURNS[-2:]))
+    [(tokens, is_answer)] = instruction_data.tokenize_chats([row], Letters(), template, 99, (END,))
+    assert bytes(token for token, flag in zip(tokens, is_answer, strict=True) if flag).decode() == "i.\tNo.\t"
+
+
 def test_an_empty_thought_belongs_to_the_prompt(tmp_path):
     """Qwen 3 writes it before the last answer, and after a prompt only where thinking is turned off."""
     thought = "{% if add_generation_prompt %}<a>{% if enable_thinking is false %}<think></think>{% endif %}{% endif %}"
