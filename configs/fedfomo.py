@@ -5,7 +5,8 @@ Expect:   see configs/RESULTS.md.
 Variants: small (the default); smoke (seconds); paper: its authors' README: CIFAR-10, 15 clients
           with two classes each in place of five groups with the same ones, all in each of 20
           rounds, the CNN of TensorFlow's tutorial, crops and flips, 5 local epochs, batch 50, SGD
-          0.1 with decay 0.99; 4 models, a fifth of the examples for validation.
+          0.1 with decay 0.99; 4 models, a fifth of the examples for validation. Distances are L2 (theirs:
+          L1).
 """
 
 from configs import base

@@ -79,7 +79,8 @@ def fedfomo(
       task: network and population.
       optimizer: local optimizer, whose state starts anew every round.
       models: M, or all others if there are fewer; 0 is Local on fewer examples, in another order.
-      validation: fraction of a client's training examples that choose and do not train.
+      validation: fraction of a client's training examples that choose and do not train; a client without any,
+        as with 0, chooses none and is Local.
       epsilon: exploration of round 0.
       epsilon_decay: what it loses each round.
       norm: of the distance of two models, "l2" or "l1".

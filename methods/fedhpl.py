@@ -147,7 +147,8 @@ def fedhpl(
       denominator: "uploaded" or "local".
       logits: "correct", or "all" to send the wrong ones too.
       compress: whether means are sent, K (K + 1) numbers, or each logit.
-      average: entries of the networks' params that are averaged too: "prompts" (+P), "head" (+H).
+      average: entries of the networks' params that are averaged too: "prompts" (+P), "head" (+H); as they are, so
+        not adapters of ranks by client.
       weights: of that average, "samples" or "uniform".
       epochs: local epochs.
       batch: B.

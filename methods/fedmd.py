@@ -23,7 +23,8 @@ Unseen clients are not supported, since networks are never sent.
 Departures: a round digests the logits that the last round's cohort sent after training, so the
 first round digests nothing; in the paper the same logits are sent at the start of the round. Both
 initial trainings have fixed numbers of epochs; the authors stop early. The draw of public examples
-is stratified by class.
+is stratified by class. Logits are sent of public examples as they are; with config.augment they are
+digested from augmented ones.
 """
 
 from typing import NamedTuple

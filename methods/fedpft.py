@@ -366,7 +366,7 @@ def fedpft(
         elif transform_epochs:
             first = phase(("transform", "prompts"), ("extractor", "transform", "projection"), transform_epochs)  # Eq. 4, 8
             aligned = first(net, data, key)
-        if not model_epochs:
+        if transform_epochs and not model_epochs:
             return aligned
         second = phase(model_leaves, ("contrast_prompts", "transform"), model_epochs)  # Eq. 5, 9
         trained = second(aligned.net, data, jax.random.fold_in(key, _PHASE_2))

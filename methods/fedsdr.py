@@ -25,7 +25,8 @@ shortcuts, after local training of it.
 
 Departures: this is the adaptation, not the first paper's estimator of conditional mutual
 information, whose code is not public; its regularizer of the head is left out, since the head is
-fixed. Features by w are of the plain example in evaluation mode.
+fixed. Features by w are of the plain example in evaluation mode. In "released", the loss of the
+labels is one mean over the minibatch (over all tokens of its answers), whatever B is.
 """
 
 import jax

@@ -22,7 +22,9 @@ Unseen clients start a personal adapter from the averaged one, after local train
 
 Departures: distillation has a fixed number of epochs, since the server has no labeled set for early
 stopping. The teacher is computed at the server from every client's trained w_i, so that only deltas
-are sent.
+are sent. With ranks by client (`config.clients.rank`) it is of the server's adapter with the clients'
+padded changes, not of what the clients had. It sees examples without augmentation
+(config.augment), the taught adapter with it; in the authors' code both see the same.
 """
 
 from collections.abc import Mapping

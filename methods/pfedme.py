@@ -22,7 +22,8 @@ https://arxiv.org/abs/2505.01075
 Plain steps need eta_p lambda < 2 and eta lambda <= 1. `variant`: "default", the paper; "released",
 FedOA's code for it: the first round is FedIT's; then theta is a persistent personal model, trained
 alone for `epochs` of `optimizer` from the client's own draw, and w_i takes a single step, w - 2 eta
-lambda (w - theta).
+lambda (w - theta). There eta is the optimizer's rate, 3e-4, and lambda 0.5, which the variant does
+not set; inner_steps and warm are not read.
 
 Unseen clients solve for a theta of their own: local training around the server's model.
 
@@ -88,10 +89,10 @@ def pfedme(
     Args:
       optimizer: of the inner steps, whose state starts anew every round.
       lam: lambda; 0 leaves the server's model as it is, but with "released".
-      inner_steps: K.
+      inner_steps: K, of "default".
       outer_lr: eta.
       beta: of the server; 0 leaves its model as it is.
-      warm: whether theta goes on from minibatch to minibatch.
+      warm: whether theta goes on from minibatch to minibatch, with "default".
       epochs: local epochs.
       batch: B.
       weights: "uniform" or "samples".

@@ -12,7 +12,7 @@ from fedjax_core.algorithm import ClientSettings
 from fedjax_core.devices.client_values import SETTINGS, draw_values, find_values
 from fedjax_core.registry import ResolvedSpec
 from fedjax_core.training import local_training, optimizers
-from fedjax_core.training.adapters import AdapterConfig
+from fedjax_core.training.adapters import ENTRY, AdapterConfig
 from fedjax_core.training.client_ranks import with_client_ranks
 
 SEND_MODELS = ("fedamp", "fedcac", "fedfomo")  # not their changes, which are 0 in what a client lacks
@@ -87,6 +87,9 @@ def _check_rank(rank: float | str, fields: Mapping[str, Any], method: ResolvedSp
     if method.origin == registry.BUILT_IN and method.name in SEND_MODELS:
         what = "whose clients send models: the server would mix zeros into what clients of smaller ranks lack"
         raise ValueError(f"{given} and method {method.name!r}, {what}")
+    if method.origin == registry.BUILT_IN and method.name == "fedhpl" and ENTRY in (method.option("average") or ()):
+        what = "the server would mix zeros into what clients of smaller ranks lack"
+        raise ValueError(f"{given} and method.average={method.option('average')!r}: {what}; average other entries, such as 'head'")
     if fields["compression.uplink"] is not None:
         what = f"compression.uplink={fields['compression.uplink']!r}"
         raise ValueError(f"{given} and {what}: compressed uplinks have one size for all clients")

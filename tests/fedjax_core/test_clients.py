@@ -70,6 +70,18 @@ def test_ranks_and_methods_whose_clients_send_models(name):
         experiment.resolve(settings)
 
 
+def test_ranks_and_fedhpls_average_of_adapters():
+    """It is of the clients' entries, not of their changes; the head has no rank."""
+    settings = config({"rank": 4}, name="fedhpl")
+    settings.models, settings.adapter, settings.train = ("vit(patch=4, width=8, depth=1, heads=2)",), "lora(rank=8)", "head"
+    settings.method.average = ("head",)
+    experiment.resolve(settings)
+    settings.method.average = ("head", "adapter")
+    message = "clients.rank=4 and method.average=('head', 'adapter'): the server would mix zeros into what clients of smaller ranks"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        experiment.resolve(settings)
+
+
 def test_ranks_that_a_network_does_not_have():
     settings = config({"rank": 9})
     settings.models, settings.adapter = ("vit(patch=4, width=8, depth=1, heads=2)",), "lora(rank=8)"

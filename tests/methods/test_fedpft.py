@@ -280,6 +280,13 @@ class FedPftTest(chex.TestCase):
         chex.assert_trees_all_equal(client.prompts, out.state.prompts)
         self.assertGreater(min(np.abs(x).max() for x in jax.tree.leaves(out.uplink.net.params)), 1e-6)
 
+    def test_without_epochs_nothing_trains(self):
+        for options in ({}, {"contrast": CON}, {"alternate": False}):
+            _, client, out = client_round({"transform_epochs": 0, "model_epochs": 0} | options)
+            self.assertFalse(any(np.any(leaf) for leaf in jax.tree.leaves(out.uplink)))
+            chex.assert_trees_all_equal(out.state, client)
+            self.assertEqual(out.metrics["loss"], (0, 0))
+
     def test_the_contrast_moves_its_own_leaves(self):
         """Phase 1 leaves h_kappa and p_rho, phase 2 p_kappa and h_rho."""
         _, client, out = client_round({"contrast": CON, "model_epochs": 0})
