@@ -19,7 +19,7 @@ def list_file_digests(resolved: ResolvedConfig) -> dict[str, Any]:
     by their fields.
     """
     weights, models = existing_weight_files(resolved), existing_model_files(resolved)
-    of_method = existing_method_files(resolved.fields)
+    of_method = existing_method_files(resolved)
     digests = {file: digest[:16] for file, digest in code_fingerprint.hash_files([*weights, *models, *of_method.values()]).items()}
     facts = {"weights": {str(file): digests[file] for file in weights}}
     facts["model_files"] = _join_by_name({file: digests[file] for file in models})

@@ -211,7 +211,7 @@ def source_files(config: dict[str, Any]) -> Sequence[Path]:
     of_clip = [network.resolved() for network in resolved.networks if network.resolved.function is clip_task.Spec]
     folders = [Path(spec.folder).expanduser() for spec in of_clip if spec.folder is not None]
     files |= {file.resolve() for folder in folders for name in (CONFIG, TOKENIZER) if (file := folder / name).is_file()}
-    files |= {file.resolve() for file in input_files.existing_option_files(resolved.fields)}
+    files |= {file.resolve() for file in input_files.existing_option_files(resolved)}
     for package in ("fedjax_core", "methods"):
         files |= {file for file in (HOME / package).rglob("*.py") if "reporting" not in file.parts}
     return sorted(files)
