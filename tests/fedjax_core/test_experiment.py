@@ -427,6 +427,13 @@ def test_what_a_run_would_refuse_is_refused_before_data_are_read():
             experiment.check_config(config(**{field: value}))
 
 
+@pytest.mark.parametrize("name", ["fedamp", "FedAMP", "methods.fedamp:fedamp", "methods.fedamp:fedamp(sigma=1.0)"])
+def test_a_method_is_the_same_whatever_a_config_calls_it(name):
+    settings = config({"name": name}, adapter="lora(rank=4)", clients__rank="uniform(low=1, high=4)")
+    with pytest.raises(ValueError, match=r"clients.rank=.* and method 'fedamp', whose clients send models"):
+        experiment.resolve(settings)
+
+
 def test_files_of_one_name_in_two_folders_are_both_known(tmp_path):
     """Runs with two pre-trained networks do not go on over other weights of either."""
     folders = [tmp_path / name for name in ("large", "small")]
