@@ -29,7 +29,6 @@ from fedjax_core.experiment.input_normalization import Scaling
 from fedjax_core.experiment.lookup import Network
 from fedjax_core.experiment.resolve_config import ResolvedConfig
 from fedjax_core.experiment.run_header import count_trained
-from fedjax_core.experiment.schema import options_of
 from fedjax_core.language import clip_task
 from fedjax_core.reporting import console
 from fedjax_core.storage import export_model as files
@@ -99,7 +98,7 @@ def export(
     description = files.add_usage(description, layout)
     os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
     if net is None:
-        description |= {"options": options_of(resolved.fields, "method"), "population": data.clients}
+        description |= {"options": dict(resolved.method.options), "population": data.clients}
         description |= {"train": resolved.train, "adapter": resolved.fields["adapter"]}
         builders = experiment.method_builder, experiment.model_builder
         try:
@@ -162,7 +161,7 @@ def _describe_model(
         "offset": None if data.x_offset is None else data.x_offset.tolist(),
         "limit": limit,
         "statistics": resolved.statistics,
-        "method": resolved.fields["method.name"],
+        "method": resolved.method.name,
     }
 
 

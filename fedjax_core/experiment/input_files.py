@@ -14,12 +14,12 @@ LONGEST = 4096  # of a path; of longer ones some systems do not tell whether the
 
 def existing_input_files(resolved: ResolvedConfig) -> list[Path]:
     """Returns the files that exist of weights and pre-trained models, of devices and clients, and of the method's options."""
-    return [*existing_weight_files(resolved), *existing_model_files(resolved), *existing_option_files(resolved.fields)]
+    return [*existing_weight_files(resolved), *existing_model_files(resolved), *existing_option_files(resolved)]
 
 
-def existing_option_files(fields: Mapping[str, Any]) -> list[Path]:
+def existing_option_files(resolved: ResolvedConfig) -> list[Path]:
     """Returns the files that exist of devices and clients, and of the method's options."""
-    return [*existing_client_files(fields), *existing_method_files(fields).values()]
+    return [*existing_client_files(resolved.fields), *existing_method_files(resolved).values()]
 
 
 def existing_weight_files(resolved: ResolvedConfig) -> list[Path]:
@@ -50,11 +50,11 @@ def existing_client_files(fields: Mapping[str, Any]) -> list[Path]:
     return sorted({file for path in paths if isinstance(path, str) and (file := Path(path).expanduser()).is_file()})
 
 
-def existing_method_files(fields: Mapping[str, Any]) -> dict[str, Path]:
+def existing_method_files(resolved: ResolvedConfig) -> dict[str, Path]:
     """Returns the files that exist of the method's options, such as a mixing matrix, by field.
 
     An option is taken for a file if it is a short text with a suffix, like "links.csv".
     """
-    options = {name: value for name, value in fields.items() if name.startswith("method.") and name != "method.name"}
+    options = {f"method.{name}": value for name, value in resolved.method.options.items()}  # those beside its name, too
     paths = {name: Path(value).expanduser() for name, value in options.items() if isinstance(value, str)}
     return {name: path for name, path in paths.items() if path.suffix and len(str(path)) < LONGEST and path.is_file()}

@@ -161,7 +161,7 @@ def load_config(name: str) -> Config:
 
 
 def find_method(fields: Mapping[str, Any]) -> ResolvedSpec:
-    """Returns the method's builder, with its options.
+    """Returns the method's builder, with its options; one of ours has its own name, whatever the config calls it.
 
     Raises:
       TypeError: it does not take a task first and `optimizer` by name, or has no such option.
@@ -174,6 +174,8 @@ def find_method(fields: Mapping[str, Any]) -> ResolvedSpec:
     if "optimizer" not in takes and not takes_any:
         signature = "a method is called as method(task, optimizer=..., ...), with the optimizer that config.optimizer names"
         raise TypeError(f"method {resolved.name!r} must take optimizer=: {signature}; it takes: {', '.join(takes)}.")
+    if METHODS.get(own := getattr(resolved.function, "__name__", "")) is resolved.function:
+        return resolved._replace(name=own, origin=registry.BUILT_IN)  # by which checks know it
     return resolved
 
 

@@ -5,6 +5,7 @@ Each function returns entries of run.json, {} where there is nothing to record.
 
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from fedjax_core import code_fingerprint
@@ -18,10 +19,10 @@ def list_file_digests(resolved: ResolvedConfig) -> dict[str, Any]:
     by their fields.
     """
     weights, models = existing_weight_files(resolved), existing_model_files(resolved)
-    of_method = existing_method_files(resolved.fields)
+    of_method = existing_method_files(resolved)
     digests = {file: digest[:16] for file, digest in code_fingerprint.hash_files([*weights, *models, *of_method.values()]).items()}
     facts = {"weights": {str(file): digests[file] for file in weights}}
-    facts["model_files"] = {file.name: digests[file] for file in models}
+    facts["model_files"] = _join_by_name({file: digests[file] for file in models})
     facts["method_files"] = {field: digests[file] for field, file in of_method.items()}
     return {name: of for name, of in facts.items() if of}
 
@@ -32,10 +33,16 @@ def list_code_digests(lookups: Iterable[code_fingerprint.Named]) -> dict[str, An
     Raises:
       ValueError: a file has changed since this process imported it.
     """
-    digests: dict[str, list[str]] = {}
-    for file, digest in code_fingerprint.hash_own_files(lookups).items():
-        digests.setdefault(file.name, []).append(digest[:16])
-    return {"code": {name: " ".join(sorted(each)) for name, each in digests.items()}} if digests else {}
+    digests = _join_by_name(code_fingerprint.hash_own_files(lookups))
+    return {"code": digests} if digests else {}
+
+
+def _join_by_name(digests: Mapping[Path, str]) -> dict[str, str]:
+    """Returns the digests by the files' names; those of files that have one name are joined."""
+    by_name: dict[str, list[str]] = {}
+    for file, digest in digests.items():
+        by_name.setdefault(file.name, []).append(digest[:16])
+    return {name: " ".join(sorted(each)) for name, each in by_name.items()}
 
 
 def list_given_digests(resolved: ResolvedConfig) -> dict[str, Any]:

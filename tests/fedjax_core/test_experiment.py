@@ -20,7 +20,7 @@ from fedjax_core import experiment, registry
 from fedjax_core.algorithm import Examples
 from fedjax_core.data import federated_data, row_readers, sources
 from fedjax_core.engine import client_loop
-from fedjax_core.experiment import build_simulator, build_task, input_normalization, lookup, run_experiment
+from fedjax_core.experiment import build_simulator, build_task, input_normalization, lookup, run_experiment, run_facts
 from fedjax_core.experiment import resolve_config as asked
 from tests import toy
 
@@ -425,6 +425,28 @@ def test_what_a_run_would_refuse_is_refused_before_data_are_read():
     for field, value in (("callbacks", ("wand",)), ("augment", "flip | normalise(mean=0.5, std=0.5)")):
         with pytest.raises(ValueError, match=f"unknown callback 'wand'|^{field}="):
             experiment.check_config(config(**{field: value}))
+
+
+@pytest.mark.parametrize("name", ["fedamp", "FedAMP", "methods.fedamp:fedamp", "methods.fedamp:fedamp(sigma=1.0)"])
+def test_a_method_is_the_same_whatever_a_config_calls_it(name):
+    settings = config({"name": name}, adapter="lora(rank=4)", clients__rank="uniform(low=1, high=4)")
+    with pytest.raises(ValueError, match=r"clients.rank=.* and method 'fedamp', whose clients send models"):
+        experiment.resolve(settings)
+
+
+def test_files_of_one_name_in_two_folders_are_both_known(tmp_path):
+    """Runs with two pre-trained networks do not go on over other weights of either."""
+    folders = [tmp_path / name for name in ("large", "small")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "model.safetensors").write_text(folder.name)
+    settings = config(models=tuple(f"clip(folder={str(folder)!r})" for folder in folders), normalise="clip", train="prompts")
+    resolved = experiment.resolve(settings)
+    recorded = run_facts.list_file_digests(resolved)
+    for folder in folders:
+        (folder / "model.safetensors").write_text("other weights")
+        assert run_facts.list_changed(recorded, run_facts.list_file_digests(resolved)) == ["model.safetensors"], folder
+        (folder / "model.safetensors").write_text(folder.name)
 
 
 def test_a_finished_run_is_read_without_its_callbacks(tmp_path):

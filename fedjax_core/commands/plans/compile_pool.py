@@ -21,6 +21,7 @@ from fedjax_core.experiment.mock_data import Counts
 from fedjax_core.language import clip_task
 from fedjax_core.language.instruction_task import Spec, find_model_folder
 from fedjax_core.language.load_pretrained import CONFIG, TOKENIZER, is_gguf
+from fedjax_core.nn import kernels
 from fedjax_core.own_packages import HOME
 from fedjax_core.storage.json_files import lists_to_tuples, read_json, to_json_values, write_json
 
@@ -29,7 +30,7 @@ _NOT_COMPILED = ("seed", "rounds", "checkpoint", "callbacks", "profile", "data.d
 _NOT_COMPILED += tuple(f"evaluation.{name}" for name in ("every", "last_k", "select", "patience", "until", "targets"))
 _COMPILER_VARIABLES = (  # of the environment, what programs depend on
     *("JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_DEFAULT_PRNG_IMPL", "JAX_THREEFRY_PARTITIONABLE"),
-    *("JAX_NUMPY_DTYPE_PROMOTION", "LIBTPU_INIT_ARGS"),
+    *("JAX_NUMPY_DTYPE_PROMOTION", "LIBTPU_INIT_ARGS", kernels.VARIABLE),
 )
 _LOCAL_VARIABLES = (  # and what local devices do
     *("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS"),
@@ -210,7 +211,7 @@ def source_files(config: dict[str, Any]) -> Sequence[Path]:
     of_clip = [network.resolved() for network in resolved.networks if network.resolved.function is clip_task.Spec]
     folders = [Path(spec.folder).expanduser() for spec in of_clip if spec.folder is not None]
     files |= {file.resolve() for folder in folders for name in (CONFIG, TOKENIZER) if (file := folder / name).is_file()}
-    files |= {file.resolve() for file in input_files.existing_option_files(resolved.fields)}
+    files |= {file.resolve() for file in input_files.existing_option_files(resolved)}
     for package in ("fedjax_core", "methods"):
         files |= {file for file in (HOME / package).rglob("*.py") if "reporting" not in file.parts}
     return sorted(files)

@@ -133,7 +133,8 @@ def test_clients_models_are_their_own(local, tmp_path, digits):
 
 def test_a_model_that_is_more_than_one_network(tmp_path, digits, capfd):
     """FedAvg+Linear: the server's body and classifier, and a map of the client's own between them."""
-    place, out, npy = run(tmp_path / "run", name="fedavg_linear", scopes=("own",)), tmp_path / "model", tmp_path / "x.npy"
+    place, out, npy = tmp_path / "run", tmp_path / "model", tmp_path / "x.npy"
+    run(place, name="fedavg_linear(weights='uniform')", scopes=("own",))  # options are in the name, or beside it
     assert export.main([str(place), f"--out={out}", "--client=1"]) == 0
     assert "the personal model of fedavg_linear" in capfd.readouterr().err
     np.save(npy, digits.x[:50])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from configs import fedavg
-from fedjax_core import experiment
+from fedjax_core import experiment, registry
 from fedjax_core.commands import run
 from fedjax_core.commands.export import export
 from fedjax_core.data import digest, federated_data, sources
@@ -135,12 +135,14 @@ def test_code_that_has_changed_is_another_run(tmp_path):
     assert "code" not in read_json(tmp_path / "plain" / "run.json")
 
 
-def test_a_file_of_the_method_that_has_changed_is_another_run(tmp_path):
+@pytest.mark.parametrize("is_in_name", [False, True])
+def test_a_file_of_the_method_that_has_changed_is_another_run(is_in_name, tmp_path):
     file, config = tmp_path / "links.csv", small()
     ring = np.eye(4, k=1) + np.eye(4, k=-1) + np.eye(4, k=3) + np.eye(4, k=-3)
     np.savetxt(file, ring, delimiter=",")
-    experiment.switch_method(config, {"name": "dfedavg"})
-    config.method.topology, config.method.matrix = "graph", str(file)
+    options = {"topology": "graph", "matrix": str(file)}
+    in_name, beside = (options, {}) if is_in_name else ({}, options)
+    experiment.switch_method(config, {"name": registry.spell("dfedavg", in_name), **beside})
     ran(tmp_path / "run", config, data=divided())
     assert read_json(tmp_path / "run" / "run.json")["method_files"].keys() == {"method.matrix"}
     config.rounds = 2

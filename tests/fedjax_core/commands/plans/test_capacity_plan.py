@@ -149,9 +149,10 @@ def test_keys_know_what_programs_depend_on(monkeypatch):
     with monkeypatch.context() as others:
         others.setattr(compile_pool, "describe_local_devices", lambda: ("gpu", "NVIDIA A100-SXM4-40GB", 8, 2**35))
         assert compile_pool.cache_key(job) != before
-    with monkeypatch.context() as others:
-        others.setenv("JAX_ENABLE_X64", "1")
-        assert compile_pool.cache_key(job) != before
+    for name, value in (("JAX_ENABLE_X64", "1"), ("FEDJAX_KERNELS", "0")):
+        with monkeypatch.context() as others:
+            others.setenv(name, value)
+            assert compile_pool.cache_key(job) != before, name
 
 
 def test_what_a_config_names_from_outside_is_known_by_its_text(tmp_path):
