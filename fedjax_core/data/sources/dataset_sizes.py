@@ -84,11 +84,11 @@ def published_size(name: str, options: Mapping[str, Any]) -> Size | None:
     return size._replace(rows=max(1, size.rows * users // size.users), users=users)
 
 
-def _tfds_size(path: str, options: Mapping[str, Any]) -> Size | None:
+def _tfds_size(dataset: str, options: Mapping[str, Any]) -> Size | None:
     """Returns the size of a set as tensorflow_datasets has it; None of another one, or of other splits than its own."""
     if options.get("train", "train") != "train" or options.get("test", "test") != "test":
         return None
-    name, _, config = path.partition("/")
+    name, _, config = dataset.partition("/")
     config = config or "byclass"
     if name == "emnist" and config in EMNIST_ROWS:  # of letters it has the first version, with 37 classes
         classes = 37 if config == "letters" else len(EMNIST_NAMES[config])

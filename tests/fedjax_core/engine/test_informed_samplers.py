@@ -19,6 +19,7 @@ from fedjax_core.engine.client_sampler import ClientFacts, ClientSampler
 from fedjax_core.engine.informed_samplers import OortSampler, PowerOfChoiceSampler, sample_by_weight
 from fedjax_core.experiment import config_warnings
 from fedjax_core.training import aggregators
+from methods.fedavg import fedavg
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
 
@@ -291,6 +292,11 @@ def test_a_sampler_of_the_page_runs_from_a_file(tmp_path):
     assert metrics[0]["simulated_seconds"] == np.sort(seconds)[1]
 
 
+def averaging(task, *, optimizer, epochs, batch, weights):
+    """A method of one's own."""
+    return fedavg(task, optimizer=optimizer, epochs=epochs, batch=batch, weights=weights)
+
+
 def test_a_run_warns_of_examples_that_count_twice():
     config = experiment.load_config("fedavg:smoke")
     config.cohort.sampling = "power_of_choice(loss='last')"
@@ -301,7 +307,7 @@ def test_a_run_warns_of_examples_that_count_twice():
     )
     config.method.weights = "uniform"
     assert not config_warnings.check_sampling(experiment.resolve(config), aggregators.mean)
-    config.method.name = "methods.fedavg:fedavg"  # of one's own, whose Reduce decides
+    config.method.name = f"{__file__}:averaging"  # of one's own, whose Reduce decides
     assert not config_warnings.check_sampling(experiment.resolve(config), lambda: aggregators.mean(aggregators.weight_uniformly))
     (line,) = config_warnings.check_sampling(experiment.resolve(config), aggregators.mean)
     assert "and the method's collect weights them by these again; take aggregators.mean(aggregators.weight_uniformly)" in line
