@@ -117,8 +117,7 @@ def frobenius_distance(e: Array, g: Array, mask: Array, micro: int, tolerance: f
     """Returns the mean, over groups of `micro` examples, of the norm of all differences of `e` and `g` [B, D]."""
 
     def groups(x):
-        padded = jnp.pad(jnp.where(mask[:, None], x, 0), ((0, -len(x) % micro), (0, 0)))
-        return padded.reshape(-1, micro * x.shape[1])
+        return losses.split_into_parts(jnp.where(mask[:, None], x, 0), micro).reshape(-1, micro * x.shape[1])
 
     return losses.masked_mean(losses.euclidean_distances(groups(e), groups(g), tolerance), jnp.any(groups(mask[:, None]), 1))
 

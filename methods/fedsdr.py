@@ -53,8 +53,8 @@ def shortcut_penalty(e: Array, g: Array, mask: Array) -> Array:
 
 def shortcut_penalty_by_parts(e: Array, g: Array, mask: Array, micro: int) -> Array:
     """Returns the mean of `shortcut_penalty` over parts of `micro` examples each."""
-    groups = lambda x: jnp.pad(x, ((0, -len(x) % micro), *[(0, 0)] * (x.ndim - 1))).reshape(-1, micro, *x.shape[1:])
-    return losses.masked_mean(jax.vmap(shortcut_penalty)(groups(e), groups(g), groups(mask)), jnp.any(groups(mask), 1))
+    e_parts, g_parts, masks = (losses.split_into_parts(x, micro) for x in (e, g, mask))
+    return losses.masked_mean(jax.vmap(shortcut_penalty)(e_parts, g_parts, masks), jnp.any(masks, 1))
 
 
 def fedsdr(

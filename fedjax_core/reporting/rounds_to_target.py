@@ -1,4 +1,4 @@
-"""Whether a score reaches a target, and the rounds or seconds to it, read off a curve as in McMahan et al. (2017)."""
+"""Targets of scores: whether one is reached, and the rounds or seconds to it, read off a curve as in McMahan et al. (2017)."""
 
 import math
 from collections.abc import Sequence

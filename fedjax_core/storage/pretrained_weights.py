@@ -13,7 +13,8 @@ The layout is detected from the tensors' names. Position embeddings for another 
 interpolated as the layout's own code does: bicubic with antialiasing for timm and own, bicubic
 without for transformers, bilinear with aligned corners for npz. The epsilon of norms is not in the
 tensors; `read_options` returns it. Only npz and own have the number of heads; for transformers that
-of a `config.json` beside the file is compared, for timm it is the network's. Safetensors are memory-mapped; pickles are never read.
+of a `config.json` beside the file is compared, for timm it is the network's. Safetensors are
+memory-mapped; pickles are never read.
 
 https://github.com/huggingface/pytorch-image-models, https://github.com/huggingface/transformers,
 https://github.com/google-research/vision_transformer
@@ -255,8 +256,10 @@ def _check_transformers_config(file: Path, like: Net, name: str) -> None:
     if "blocks" in like.params:
         wanted = {"hidden_act": "gelu", "num_attention_heads": like.params["blocks"]["qkv"]["kernel"].shape[-2]}
     config = read_json(file, dict) if file.is_file() else {}
+    if config.get("model_type") not in ("vit", "resnet"):
+        return
     for field, value in wanted.items():
-        if config.get("model_type") in ("vit", "resnet") and config.get(field, value) != value:
+        if config.get(field, value) != value:
             raise ValueError(f"{file}: {field}={config[field]!r}, {name} has {value!r}")
 
 

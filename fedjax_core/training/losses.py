@@ -34,6 +34,11 @@ def masked_mean(values: Array, mask: Array) -> Array:
     return jnp.sum(jnp.where(mask, values, 0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
+def split_into_parts(x: Array, size: int) -> Array:
+    """Returns the rows of `x` [B, ...] in parts of `size`, [parts, size, ...]; the last is filled with zeros."""
+    return jnp.pad(x, ((0, -len(x) % size), *[(0, 0)] * (x.ndim - 1))).reshape(-1, size, *x.shape[1:])
+
+
 def check_number(value: Array, rule: str) -> Array:
     """Returns `value`, a float32[] or other real number.
 

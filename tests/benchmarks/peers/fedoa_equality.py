@@ -48,7 +48,7 @@ PROJECTIONS = {"query": "q_proj", "value": "v_proj"}
 
 
 class Case(NamedTuple):
-    """What either side is told.
+    """Holds what either side is told.
 
     Attributes:
       method: ours.
