@@ -392,7 +392,7 @@ def _build_nnx(
             jax.random.fold_in(start, i) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else jnp.zeros(leaf.shape, leaf.dtype)
             for i, leaf in enumerate(leaves)
         ]
-        return nnx.merge(graphdef, params | net.params, stats | net.stats, structure.unflatten(fresh), constants)
+        return nnx.merge(graphdef, params | net.params, stats | (net.stats or {}), structure.unflatten(fresh), constants)
 
     def run(net, x, key, train, mask):
         module = module_of(net, key)

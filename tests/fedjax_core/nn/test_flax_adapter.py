@@ -107,6 +107,7 @@ def test_a_body_and_a_head_make_features():
     assert outputs["features"].shape == (6, 5)
     np.testing.assert_array_equal(outputs["logits"], model.head(net, model.features(net, X)[0]))
     assert set(net.params) == {"layer", "head"}
+    np.testing.assert_array_equal(outputs["logits"], model.head(Net({"head": net.params["head"]}), outputs["features"]))
 
 
 @pytest.mark.parametrize("axes", [{"first/kernel": -1}, {"first/kernel": 0}, {"first/kernel": "model"}, "first"])
