@@ -1,6 +1,7 @@
 """Kinds of scores by their names, and labels for legends, axes and help."""
 
 import math
+import re
 
 STATISTIC_LABELS = {"mean": "", "weighted": ", weighted by examples", "lowest": ", lowest client", "highest": ", highest client"}
 ROWS = {  # by scope: what a model is tested on, and when
@@ -12,7 +13,8 @@ ROWS = {  # by scope: what a model is tested on, and when
 ASKED_FOR = {"macro_f1", "balanced_accuracy", "auroc"}  # accuracies that `config.evaluation.scores` names
 ACCURACIES = {"accuracy", "average_precision", "micro_average_precision"} | ASKED_FOR
 LOSSES = {"loss", "perplexity", "mean_squared_error", "expected_calibration_error"}
-OF_LOSSES = {"loss", "error", "mae", "mse", "rmse", "nll", "ece", "brier"}  # words in the names of losses
+OF_LOSSES = {"loss", "error", "mae", "mse", "rmse", "nll", "ece", "brier", "perplexity"}  # words in the names of losses
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # of my_error as of MyError, the name of a class
 GAP = "gap"  # scope of a difference of two accuracies
 
 
@@ -34,9 +36,11 @@ def is_loss(name: str) -> bool:
 
     >>> is_loss("test/global/perplexity"), is_loss("test/global/own/my_error/mean"), is_loss("test/global/errors")
     (True, True, False)
+    >>> is_loss("validation/global/MeanAbsoluteError"), is_loss("validation/global/RMSE")
+    (True, True)
     """
     parts = name.split("/")
-    has_word = any(not OF_LOSSES.isdisjoint(part.split("_")) for part in parts[2:])
+    has_word = any(word.lower() in OF_LOSSES for part in parts[2:] for word in WORD.findall(part))
     return not LOSSES.isdisjoint(parts) or (parts[0] in ("test", "validation") and has_word)
 
 
