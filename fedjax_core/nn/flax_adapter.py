@@ -9,8 +9,10 @@ docs/pages/your-model.md has examples.
 """
 
 import contextlib
+import dataclasses
 import inspect
 import logging
+import re
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,7 +30,9 @@ from fedjax_core.task import HEAD_HINT, Axes, Model
 
 Prepare = Callable[[Array], Array]
 READS_TOKENS = "reads_tokens"  # attribute of a module's class
-TRAIN_FLAGS = ("training", "is_training", "is_train", "use_running_average")  # of other libraries, which nothing sets
+TRAIN_FLAG = re.compile(  # also of other libraries
+    r"use_running_average|deterministic|(is_|in_)?(train|training|inference|eval|evaluate|evaluation|test|testing)(_mode|_phase)?"
+)
 log = logging.getLogger("fedjax_core")
 IN_HEAD = "but a head is given features alone: move that to the end of body"
 DRAWS_IN_HEAD = f"draws random numbers or moves batch statistics in its head, {IN_HEAD}"
@@ -55,8 +59,8 @@ def build(
     Raises:
       TypeError: the builder returned neither a module nor a Model, or a Model of other functions.
       ValueError: the module has variables of an unknown kind, batch statistics but no `mask`, a flag
-        of training that nothing sets, a head of another name, or one with dropout or batch statistics; (when traced) it
-        updates frozen statistics.
+        of training that nothing sets, a head of another name, or one with dropout or batch statistics; it reads token ids
+        and is given others; (when traced) it updates frozen statistics.
     """
     make, module = _make_module(builder, name, classes, input_shape, options)
     if isinstance(module, Model):
@@ -65,6 +69,11 @@ def build(
     of_type = lambda dtype: jax.eval_shape(prepare or same, jax.ShapeDtypeStruct((1, *input_shape), dtype))
     if isinstance(module, nnx.Module | linen.Module):
         keeps_ints = prepare is not None and jnp.issubdtype(of_type(jnp.int32).dtype, jnp.integer)
+        if prepare is not None and not keeps_ints and getattr(module, READS_TOKENS, None) is True:
+            raise ValueError(
+                f"model {name!r} reads token ids ({READS_TOKENS}=True), and these examples are floats or pixels (uint8); pass "
+                "integers of another type, such as x.astype(np.int32)"
+            )
         dtype = jnp.int32 if keeps_ints else jnp.float32
         if isinstance(module, nnx.Module):
             model = _build_nnx(make, name, of_type(dtype), prepare or same, stats_mode)
@@ -164,24 +173,25 @@ def _select_arguments(function: Callable, **given: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name in parameters}
 
 
-def _check_flags(name: str, function: Callable, flags: tuple[str, ...], given: str) -> None:
+def _check_flags(name: str, function: Callable, given: str) -> None:
     """Raises ValueError if a function has a flag of training that it is not given: it would never train in training mode.
 
     So it does for a second input.
     """
-    parameters = inspect.signature(function).parameters
+    parameters, allowed = inspect.signature(function).parameters, given.split(", ")
     for position, (flag, parameter) in enumerate(parameters.items()):
         is_needed = parameter.default is parameter.empty and parameter.kind in (
             parameter.POSITIONAL_OR_KEYWORD,
             parameter.KEYWORD_ONLY,
         )
-        if position > 1 and is_needed and flag not in (*flags, *given.split(", ")):  # after self and x
+        is_flag = TRAIN_FLAG.fullmatch(flag) is not None and flag not in allowed
+        if position > 1 and is_needed and not is_flag and flag not in allowed:  # after self and x
             raise ValueError(
                 f"model {name!r}: {function.__name__} takes {parameter} beside its inputs, which nothing sets; it is given one "
                 f"array [B, ...] and those that it names of {given}; of several inputs, pass one array with all of them side by "
                 "side on its last axis, and take it apart there"
             )
-        if flag in flags and parameter.default is not None:
+        if is_flag and parameter.default is not None:
             raise ValueError(
                 f"model {name!r}: {function.__name__} takes {parameter}, which nothing sets; it is given those "
                 f"that it names of {given}"
@@ -203,7 +213,8 @@ def _check_head(name: str, head: Any, stats: Mapping[str, Any]) -> None:
         raise ValueError(f"model {name!r} has batch statistics in its head, {IN_HEAD}")
     function = head if inspect.isroutine(head) else type(head).__call__
     for flag, parameter in inspect.signature(function).parameters.items():
-        if flag == "key" or (flag in (*TRAIN_FLAGS, "train", "mask", "deterministic") and parameter.default is not None):
+        is_flag = flag == "mask" or TRAIN_FLAG.fullmatch(flag)
+        if flag == "key" or (is_flag and parameter.default is not None):
             raise ValueError(f"model {name!r}: its head takes {parameter}, {IN_HEAD}")
 
 
@@ -375,7 +386,7 @@ def _build_nnx(
         raise ValueError(f"model {name!r} has variables besides Param, BatchStat and random streams: {others}")
     has_parts = hasattr(abstract, "body") and hasattr(abstract, "head")
     named = type(abstract).body if has_parts else type(abstract).__call__
-    _check_flags(name, named, (*TRAIN_FLAGS, "deterministic"), "train, mask, key")
+    _check_flags(name, named, "train, mask, key")
     if has_parts:
         _check_head(name, abstract.head, stats)
     _check_takes_mask(name, stats, named)
@@ -462,7 +473,13 @@ def _build_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct,
     own_head = _find_head(module) if hasattr(type(module), "body") else None
     has_parts = own_head is not None
     named = getattr(type(module), "body" if has_parts else "__call__")
-    _check_flags(name, named, TRAIN_FLAGS, "train, mask, key, deterministic")
+    _check_flags(name, named, "train, mask, key, deterministic")
+    for field in dataclasses.fields(module):
+        if TRAIN_FLAG.fullmatch(field.name) and isinstance(value := getattr(module, field.name), bool):
+            raise ValueError(
+                f"model {name!r} has the field {field.name}={value}, the same in training and in evaluation; let "
+                f"{named.__name__} take train=False in its place"
+            )
 
     def variables(key: Array) -> dict[str, PyTree]:
         def whole(module, x):

@@ -116,6 +116,15 @@ def test_a_network_says_that_it_reads_tokens_by_true_or_false(monkeypatch):
         built(divided(RNG.integers(1, 50, (40, 3))), f"{__name__}:Says")
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_what_are_no_token_ids_is_refused_by_a_network_that_reads_them(dtype):
+    """They would be normalised, and be token ids near 0 after its cast."""
+    x = RNG.integers(1, 50, (40, 3)).astype(dtype)
+    with pytest.raises(ValueError, match=r"Says' reads token ids \(reads_tokens=True\), and these examples are floats or pixels"):
+        built(divided(x), f"{__name__}:Says")
+    built(divided(x), f"{__name__}:Casts")
+
+
 PIXELS = RNG.uniform(size=(40, 4, 4, 3))
 
 

@@ -366,11 +366,27 @@ def with_flag(kind, name, default=False):
     return scope["Flagged"]
 
 
-@pytest.mark.parametrize("name", ["training", "is_training", "use_running_average"])
+@pytest.mark.parametrize("name", ["training", "is_training", "use_running_average", "inference", "train_mode"])
 @pytest.mark.parametrize("kind", [Plain, OfLinen], ids=["nnx", "linen"])
 def test_a_flag_of_training_that_nothing_sets_is_refused(kind, name):
     with pytest.raises(ValueError, match=f"'Flagged': __call__ takes {name}=False, which nothing sets; .* of train, mask, key"):
         of(with_flag(kind, name))
+
+
+class Settled(linen.Module):
+    """Its field says for good whether it trains."""
+
+    deterministic: bool | None = True
+
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dropout(0.5, deterministic=self.deterministic)(linen.Dense(3)(x))
+
+
+def test_a_field_that_says_whether_a_linen_module_trains_is_refused():
+    with pytest.raises(ValueError, match=r"'Settled' has the field deterministic=True, .* let __call__ take train=False"):
+        of(Settled)
+    of(linen.Dense, features=3)
 
 
 @pytest.mark.parametrize("kind", [Plain, OfLinen], ids=["nnx", "linen"])
