@@ -37,7 +37,7 @@ class ClientView(NamedTuple):
     predict: Callable[..., dict[str, Array]]
 
 
-def check_inputs(x: PyTree, shape: Sequence[int], dtype: Any) -> None:
+def check_inputs(x: PyTree, shape: Sequence[int], dtype: Any, offset: Any = None) -> None:
     """Raises ValueError for inputs that a network would read as something else than the examples that it was trained on.
 
     Checked are inputs of networks that read uint8 or floats; not token ids and texts.
@@ -46,6 +46,7 @@ def check_inputs(x: PyTree, shape: Sequence[int], dtype: Any) -> None:
       x: the inputs, [n, *shape].
       shape: of one example in training.
       dtype: of the examples in training; None: it is not known, and not checked.
+      offset: [C] that was subtracted from them (`FederatedData.x_offset`), and must be from x; None: nothing.
     """
     is_uint8 = dtype is not None and np.dtype(dtype) == np.uint8
     if not (dtype is None or is_uint8 or jnp.issubdtype(dtype, jnp.floating)):
@@ -71,6 +72,18 @@ def check_inputs(x: PyTree, shape: Sequence[int], dtype: Any) -> None:
     elif dtype is not None and is_uint8 != (x.dtype == np.uint8):
         given = "uint8, or floats in [0, 1]" if is_uint8 else "floats, as in training; uint8 are pixels, which are divided by 255"
         raise ValueError(f"x is of {x.dtype}: must be {given}")
+    if offset is not None and not isinstance(x, Tracer) and x.size:
+        _check_centred(np.asarray(x), np.asarray(offset))
+
+
+def _check_centred(x: np.ndarray, offset: np.ndarray) -> None:
+    """Raises ValueError for inputs of which a channel far from 0 is nearer to its offset than to 0."""
+    for channel in np.flatnonzero(offset):
+        if (centre := float(np.median(x[..., channel]))) / offset[channel] > 0.5:
+            raise ValueError(
+                f"x[..., {channel}] is near {centre:.10g}: must be less its offset in training, {offset[channel]:.10g}; pass "
+                "(x.astype(np.float64) - offset).astype(np.float32)"
+            )
 
 
 def view_client(

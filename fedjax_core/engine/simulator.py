@@ -215,7 +215,7 @@ class Simulator:
         def predict(name: str, holds: Holdings, x: PyTree, arrays: DeviceArrays | None = None):
             registry.check_choice("model", name, by_model)
             if hasattr(examples, "dtype"):
-                check_inputs(x, examples.shape[1:], examples.dtype)
+                check_inputs(x, examples.shape[1:], examples.dtype, spec.data.x_offset)
             compiled = self.compiled  # by now it may be another plan's
             arrays = compiled.device_arrays if arrays is None else arrays
             return compiled.programs.predict[g](arrays, round_num, name, holds, x)

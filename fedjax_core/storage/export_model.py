@@ -130,7 +130,7 @@ def check_applied(apply: Callable[..., Any], description: Mapping[str, Any]) -> 
 
     @functools.wraps(apply)
     def checked(arrays, x, *args, **options):
-        check_inputs(x, description["input_shape"], description.get("input_dtype"))
+        check_inputs(x, description["input_shape"], description.get("input_dtype"), description.get("offset"))
         return apply(arrays, x, *args, **options)
 
     return checked

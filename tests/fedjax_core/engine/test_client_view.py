@@ -31,6 +31,15 @@ def test_other_inputs_than_those_of_training_are_refused(x, dtype, says):
         client_view.check_inputs(x, (4, 4, 3), dtype)
 
 
+def test_inputs_from_which_the_offset_was_not_subtracted_are_refused():
+    """In float32 they would all be the same number, far from what the network has seen."""
+    offset, x = np.array([0.0, 1.7e9]), np.array([[1.0, 1.7e9 - 30], [2.0, 1.7e9 + 40]])
+    with pytest.raises(ValueError, match=r"x\[..., 1\] is near 1700000005: must be less its offset in training, 1700000000; pass"):
+        client_view.check_inputs(x, (2,), "float32", offset)
+    client_view.check_inputs((x - offset).astype(np.float32), (2,), "float32", offset)
+    client_view.check_inputs(x, (2,), "float32")
+
+
 def test_inputs_that_mean_the_same_are_taken():
     for x in (PIXELS, PIXELS / 255, jax.numpy.asarray(PIXELS), PIXELS[:0] / 255, PIXELS / 255 + 0.1):
         client_view.check_inputs(x, (4, 4, 3), "uint8")
