@@ -367,7 +367,7 @@ def check_statistics(mode: str, fresh: Mapping[str, Model], has_files: bool) -> 
     stats = {spec: jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)).stats) for spec, model in fresh.items()}
     if not has_files and not any(stats.values()):
         effects = {"local": "nothing stays with a client; scores are those of 'personal' models", "freeze": "nothing is frozen"}
-        return [f"statistics={mode!r}: no network has batch normalisation, so that {effects[mode]}"]
+        return [f"statistics={mode!r}: no network trains batch normalisation, so that {effects[mode]}"]
     if mode == "local":
         return []
     why = "keeps mean 0 and variance 1, as it began; give weights, or statistics='average'"

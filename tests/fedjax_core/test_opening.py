@@ -246,7 +246,7 @@ def test_local_statistics_without_any_are_warned_of(caplog, models, warns):
     if not warns:
         config.method = {"name": "local", "batch": 32}
     experiment.build(config)
-    lines = [line for line in caplog.messages if line.startswith("statistics='local': no network has batch normalisation")]
+    lines = [line for line in caplog.messages if line.startswith("statistics='local': no network trains batch normalisation")]
     assert len(lines) == warns
 
 

@@ -153,7 +153,7 @@ def test_statistics_that_stay_as_they_began_are_said(caplog):
     assert config_warnings.check_statistics("average", nets, False) == []
     assert len(config_warnings.check_statistics("freeze", nets, False)) == 1
     (line,) = config_warnings.check_statistics("freeze", {"mlp": nets["mlp"]}, False)
-    assert line == "statistics='freeze': no network has batch normalisation, so that nothing is frozen"
+    assert line == "statistics='freeze': no network trains batch normalisation, so that nothing is frozen"
     assert config_warnings.check_statistics("freeze", {"mlp": nets["mlp"]}, True) == []  # one of a file may have some
 
 
