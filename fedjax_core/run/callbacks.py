@@ -231,6 +231,7 @@ class Callbacks:
             self.failed = CallbackFailed(f"callback {name} failed in {method}(): {message}{place}")
             self.failed.__cause__ = error
             return
+        answer = bool(answer) if isinstance(answer, np.bool_) else answer  # of a comparison of NumPy's numbers
         if method not in ("round", "evaluation") or answer is None or answer is False:
             return
         if isinstance(answer, str) or answer is True:

@@ -185,7 +185,8 @@ def test_one_is_found_by_name():
 
 
 def test_an_answer_is_none_true_or_a_text():
-    for answer, asked in ((None, ""), (False, ""), (True, "Listener"), ("why", "Listener: why")):
+    answers = ((None, ""), (False, ""), (np.False_, ""), (True, "Listener"), (np.True_, "Listener"), ("why", "Listener: why"))
+    for answer, asked in answers:
         hooks = Callbacks([Listener(round1=answer)])
         hooks.rounds([{"round": 1}], False)
         assert (hooks.stop_reason, hooks.failed) == (asked, None)
