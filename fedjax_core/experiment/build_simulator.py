@@ -79,7 +79,10 @@ def build(
             "data is a Dataset, whose examples are of no clients yet: give federated_data.federate(data, 'iid', clients=20)"
         )
     pipeline = build_task.pipeline_of(resolved) if pipeline is None else pipeline
-    data = build_task.hold_out_examples(resolved, pipeline.federated(resolved) if data is None else data)
+    if data is None:
+        data = pipeline.federated(resolved)
+        build_task.check_texts(resolved, data)
+    data = build_task.hold_out_examples(resolved, data)
     _check_targets(resolved, targets_of(data.train.y))
     _check_clients(resolved, data, accounted)
     adversary = resolved.adversary

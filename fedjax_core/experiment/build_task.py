@@ -62,6 +62,20 @@ def read_public(config: Config, data: FederatedData) -> Examples | tuple[()]:
     return pipeline_of(resolved).public(resolved, data)
 
 
+def check_texts(resolved: ResolvedConfig, data: FederatedData) -> None:
+    """Raises ValueError for a network that would read the words of the source's texts as numbers."""
+    source = resolved.data.source
+    words = source.option("words") if source.origin == registry.BUILT_IN else None
+    if words is None or resolved.is_for_texts:
+        return
+    for network in resolved.networks:
+        if not build_model.reads_tokens(network, data):
+            raise ValueError(
+                f"model {network.resolved.spec!r} reads numbers, and with words={words} data.source has texts, as token ids; to "
+                "classify them take a network of your own whose class says reads_tokens = True"
+            )
+
+
 def hold_out_examples(resolved: ResolvedConfig, data: FederatedData) -> FederatedData:
     """Returns data with unseen clients and validation examples, if the config wants some and the
     data have none, and without offsets too large for float32 (`federated_data.center_features`).

@@ -125,6 +125,21 @@ def test_what_are_no_token_ids_is_refused_by_a_network_that_reads_them(dtype):
     built(divided(x), f"{__name__}:Casts")
 
 
+def test_words_of_texts_are_refused_by_a_network_that_reads_numbers(tmp_path):
+    (tmp_path / "t.csv").write_text("says,mood\n" + "\n".join(f"word{i % 3} more,{('sad', 'glad')[i % 2]}" for i in range(20)))
+    source = f"csv(path='{tmp_path}/t.csv', x='says', y='mood', test_fraction=0.25, words=5, length=4)"
+    config = fedavg.get_config("smoke")
+    config.data.update(source=source, partition="iid", clients=3)
+    for model in ("mlp", f"{__name__}:Numbers"):
+        config.models = (model,)
+        with pytest.raises(
+            ValueError, match=rf"model '{model}' reads numbers, and with words=5 data.source has texts, as token ids"
+        ):
+            experiment.build(config)
+    config.models = (f"{__name__}:Says",)
+    assert experiment.build(config).spec.data.train.x.dtype == np.int32
+
+
 PIXELS = RNG.uniform(size=(40, 4, 4, 3))
 
 
