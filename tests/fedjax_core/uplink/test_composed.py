@@ -176,6 +176,10 @@ def test_settings_that_do_nothing_are_said():
     (line,) = of_rule("mixing(attackers=0.3) | krum", 4)
     assert line.startswith("aggregation.rule='mixing(attackers=0.3) | krum': ")
     assert line.endswith("attackers=0.2 of the 4 clients of a round is less than one, so krum withstands none")
+    (line,) = of_rule("bulyan(attackers=0.3)", 10)
+    assert line.endswith("of the 10 clients of a round are 3, of which bulyan withstands 1: f attackers need 4 f + 3 clients")
+    assert of_rule("bulyan(attackers=0.3)", 6)[0].endswith("are 1, of which bulyan withstands 0: f attackers need 4 f + 3 clients")
+    assert of_rule("mixing(attackers=0.4) | bulyan(attackers=0.1)", 10) == []
     assert of_rule("mixing | krum(attackers=0.0)", 5) == of_rule("median", 1) == config_warnings.check_rule((), 1) == []
 
 
