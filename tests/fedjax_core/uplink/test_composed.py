@@ -201,6 +201,10 @@ def test_privacy_of_data_that_were_counted_before_is_said():
     assert said(table.format("")) == []
     (line,) = said(table.format(", words=50, length=8"))
     assert "its vocabulary" in line
+    table = "csv(path='rows.csv', x=('age', 'town'), y='label', categorical='town', missing='mean')"
+    towns, means = said(f"only(of={table!r}, classes=(0, 1))")
+    assert "the list of a categorical column's values is read from all clients' training examples" in towns
+    assert "the mean in place of a missing cell is read from all clients' training examples" in means
     assert config_warnings.check_source(experiment.resolve(config(data__source="diabetes")), "diabetes") == []
 
 
