@@ -20,7 +20,7 @@ Algorithms? (D-PSGD). NeurIPS 2017. https://arxiv.org/abs/1705.09056
 delta_i is the change of x_i in client i's local training. The predictor "global" is the mean of all
 clients' models, "personal" the client's own. The metric "consensus_distance" is the mean of
 |x_i - mean|^2; "links" is the number of pairs (sender, receiver) of the round, and "link_bytes" what
-all of them carry. A client's traffic in run.json is that of the mean number of neighbours.
+all of them carry. A client's traffic in summary.json is that of the mean number of neighbours.
 
 Unseen clients use the mean of all models.
 

@@ -199,15 +199,14 @@ def _prepare_inversion(
         )
     if "bias" not in observed.before.params.get("head", {}):
         raise ValueError(f"audit: the inversion reads classes off the bias of the network's head, and {model.name} has none")
-    if examples <= batch:
-        _check_simulation(config, model, client, examples, steps)
+    _check_simulation(config, model, client, min(examples, batch), epochs)
     return lambda folder: _invert(model, observed, attack, client, simulator.spec.data.classes, folder)
 
 
 def _check_simulation(config: Any, model: Model, client: int, examples: int, steps: int) -> None:
-    """Raises ValueError if the attack does not simulate the client's training.
+    """Raises ValueError if the attack does not simulate the client's training, on examples of one minibatch.
 
-    Its uplink is compared without what changes it later.
+    Its uplink is compared without what changes it later. Of several minibatches a step on all examples is no more than near.
     """
     plain = copy.deepcopy(config)
     with plain.unlocked():

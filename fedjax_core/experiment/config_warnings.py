@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_core import option_types, registry
 from fedjax_core.algorithm import Cohort, PyTree, is_reduce, targets_of
+from fedjax_core.data import sources
 from fedjax_core.data.federated_data import FederatedData
 from fedjax_core.data.ragged_index import RaggedIndex
 from fedjax_core.data.sources import Dataset
@@ -292,13 +293,21 @@ def check_attack(resolved: ResolvedConfig, returning: int, population: int, atta
 
 
 def check_source(resolved: ResolvedConfig, name: str) -> list[str]:
-    """Returns a warning of privacy with data, called `name`, whose vocabulary or scale is read from all
-    clients' examples."""
-    counts = resolved.data.source.option("words") is not None
-    if resolved.mechanism is None or not (counts or name.startswith(SCALED)):
+    """Returns a warning of privacy for each thing that data, called `name`, read from all clients' examples: a vocabulary, the
+    values of categories, means in place of missing cells, a scale."""
+    if resolved.mechanism is None:
         return []
-    what = "its vocabulary" if counts else "the mean and deviation of its targets"
-    return [f"{name}: {what} is read from all clients' training examples, which epsilon does not cover"]
+    found = [resolved.data.source]
+    while found[-1].origin == registry.BUILT_IN and isinstance(inner := found[-1].option("of"), str):
+        found.append(sources.find_reader(inner, field="data.source"))
+    is_read = {
+        "its vocabulary": any(source.option("words") is not None for source in found),
+        "the list of a categorical column's values": any(source.option("categorical") for source in found),
+        "the mean in place of a missing cell": any(source.option("missing") == "mean" for source in found),
+        "the mean and deviation of its targets": name.startswith(SCALED),
+    }
+    what = "is read from all clients' training examples, which epsilon does not cover"
+    return [f"{name}: {text} {what}" for text, is_so in is_read.items() if is_so]
 
 
 def check_personal_layers(resolved: ResolvedConfig, fresh: Mapping[str, Model]) -> list[str]:
@@ -348,14 +357,18 @@ def check_offset(resolved: ResolvedConfig, has_offset: bool) -> list[str]:
 
 
 def check_rule(rule: Sequence[registry.ResolvedSpec], returning: int) -> list[str]:
-    """Returns a warning of each rule whose `attackers` is less than one client of those that
-    return."""
-    lines = []
+    """Returns a warning of each rule that withstands fewer attackers than its `attackers`: less than one client of those that
+    return, or more than Bulyan can."""
+    lines, whole = [], option_types.shorten(" | ".join(spec.spec for spec in rule))
     for spec in rule:
         share = spec.option("attackers", 0) if spec.origin == registry.BUILT_IN else 0
-        if share > 0 and int(robust_aggregation.count_attackers(jnp.ones(returning, bool), share)[1]) == 0:
-            what = f"attackers={share:g} of the {returning} clients of a round is less than one, so {spec.name} withstands none"
-            lines.append(f"aggregation.rule={option_types.shorten(' | '.join(other.spec for other in rule))}: {what}")
+        asked = int(robust_aggregation.count_attackers(jnp.ones(returning, bool), share)[1])
+        most = int(robust_aggregation.most_of_bulyan(returning)) if spec.function is robust_aggregation.bulyan else asked
+        what = f"aggregation.rule={whole}: attackers={share:g} of the {returning} clients of a round"
+        if share > 0 and asked == 0:
+            lines.append(f"{what} is less than one, so {spec.name} withstands none")
+        elif most < asked:
+            lines.append(f"{what} are {asked}, of which bulyan withstands {most}: f attackers need 4 f + 3 clients")
     return lines
 
 

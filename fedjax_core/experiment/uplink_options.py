@@ -190,7 +190,9 @@ def account_privacy(
     if privacy is None or privacy.level == "example":
         return None
     sampler = client_sampling.make_sampler(sampling, cohort, population)
-    return privacy.make_ledger(sampler.size, population, sampler.accounting, calibrate, recorded, parameters)
+    # a sampler of one's own may leave places empty, by exact losses
+    takes_all = sampler.size == population and type(sampler) in client_sampling.SAMPLERS.values()
+    return privacy.make_ledger(sampler.size, population, sampler.accounting, calibrate, recorded, parameters, takes_all)
 
 
 def build_mechanism(

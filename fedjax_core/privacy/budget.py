@@ -55,23 +55,25 @@ class PrivacyConfig(NamedTuple):
         calibrate: bool = True,
         recorded_facts: Mapping[str, Any] | None = None,
         parameters: int = 1,
+        takes_all: bool = False,
     ) -> "PrivacyLedger":
         """Returns the ledger of a run, with its noise calibrated.
 
         Args:
-          sampling: "fixed", "poisson" or "cyclic".
+          sampling: "fixed", "poisson" or "cyclic"; "": drawn in another way.
           calibrate: False: no accountant is used, and noise that would have to be calibrated is the
             recorded one, or 1: for shapes alone.
           recorded_facts: what run.json has about the run's noise (`PrivacyLedger.facts`), which is not
             computed again: another machine may find other last digits. None: nothing.
           parameters: coordinates of what a client sends, for sums of integers.
+          takes_all: whether every client is in every cohort, however they are drawn.
 
         Raises:
           ValueError: the deployment is smaller than the simulation; the accountant does not support
             the mechanism; cohorts exceed the declared bounds; dp-accounting is not installed.
         """
         facts = recorded_facts or {}
-        release = self._make_release(cohort, population, sampling, parameters)
+        release = self._make_release(cohort, population, sampling, parameters, takes_all)
         participation, strategy, times = None, None, self.rounds
         if release.sampling == "cyclic":
             actual = cyclic_participation(self.rounds, release.cohort, release.population)
@@ -105,7 +107,7 @@ class PrivacyConfig(NamedTuple):
             ledger.epsilon(1)  # raises before round 1 if dp-accounting is not installed
         return ledger
 
-    def _make_release(self, cohort: int, population: int, sampling: str, parameters: int) -> Release:
+    def _make_release(self, cohort: int, population: int, sampling: str, parameters: int, takes_all: bool) -> Release:
         """Returns what leaves in one round of the deployment."""
         real, everybody = self.cohort or cohort, self.population or population
         if everybody < population:
@@ -126,7 +128,7 @@ class PrivacyConfig(NamedTuple):
             arithmetic.step  # noqa: B018 - raises where the modulus is too small
             return Release("integers", "cyclic" if sampling == "cyclic" else "all", cohort, population, arithmetic)
         noise = "laplace" if self.name == "local_laplace" else "gaussian"
-        is_known = sampling in RELATIONS or cohort == population  # everybody is there, whoever draws
+        is_known = sampling in RELATIONS or takes_all
         if self.name.startswith("local") and is_known:
             return Release(noise, "local")
         if is_known and real == everybody and sampling != "cyclic":

@@ -201,7 +201,7 @@ def bulyan(attackers: Attackers = 0.2) -> Rule:
 
     def rule(vectors, mask):
         n, f = count_attackers(mask, attackers)
-        f = jnp.minimum(f, jnp.maximum(n - 3, 0) // 4)
+        f = jnp.minimum(f, most_of_bulyan(n))
         distances, num_selected = squared_distances(vectors, mask), n - 2 * f
 
         def select_next(i, selected):
@@ -214,6 +214,11 @@ def bulyan(attackers: Attackers = 0.2) -> Rule:
         return _nearest_mean(vectors, selected, num_selected - 2 * f)
 
     return rule
+
+
+def most_of_bulyan(n: Array | int) -> Array:
+    """Returns the most attackers among n clients that Bulyan withstands."""
+    return jnp.maximum(n - 3, 0) // 4
 
 
 def _nearest_mean(vectors: Array, mask: Array, number: Array) -> Array:

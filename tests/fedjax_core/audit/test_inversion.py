@@ -148,8 +148,16 @@ def test_a_loss_or_a_network_that_trains_otherwise_is_refused(name, changes):
     with config.unlocked():
         config.update_from_flattened_dict(changes)
     simulator = experiment.build(config)
-    with pytest.raises(ValueError, match=rf"^method.name='{name}' with model .*: audit --invert simulates plain SGD"):
-        command._prepare_inversion(config, simulator, simulator.init(0), "cosine", 0, 2, 5)
+    for examples in (2, config.method.batch + 1):
+        with pytest.raises(ValueError, match=rf"^method.name='{name}' with model .*: audit --invert simulates plain SGD"):
+            command._prepare_inversion(config, simulator, simulator.init(0), "cosine", 0, examples, 5)
+
+
+def test_several_minibatches_of_plain_descent_are_attacked():
+    config = experiment.load_config("fedavg:smoke")
+    config.method.update(epochs=2, batch=5)
+    simulator = experiment.build(config)
+    assert callable(command._prepare_inversion(config, simulator, simulator.init(0), "cosine", 0, 12, 5))
 
 
 def test_what_changes_an_uplink_later_is_not_taken_for_training():

@@ -139,13 +139,16 @@ def test_a_sampler_is_a_class_and_a_name(monkeypatch):
     whole_deployment = private._replace(cohort=1000, population=1000)  # still only some of the simulated clients
     with pytest.raises(ValueError, match="epsilon is not known for cohorts that are drawn this way"):
         whole_deployment.make_ledger(3, 8, sim.spec.sampler.accounting, calibrate=False)
-    assert private.make_ledger(8, 8, sim.spec.sampler.accounting, calibrate=False).release.sampling == "all"
+    with pytest.raises(ValueError, match="epsilon is not known for cohorts that are drawn this way"):
+        private.make_ledger(8, 8, sim.spec.sampler.accounting, calibrate=False)  # of 8 clients it draws every second
+    assert private.make_ledger(8, 8, "", calibrate=False, takes_all=True).release.sampling == "all"
     for name in ("local_gaussian", "local_laplace"):  # the noise hides what is sent, not who sends
         local = private._replace(name=name)
         with pytest.raises(ValueError, match="drawn this way, since who sends may depend on exact losses or numbers of examples"):
             local.make_ledger(3, 8, sim.spec.sampler.accounting, calibrate=False)
-        for allowed in ((8, 8, ""), (3, 8, "fixed"), (3, 8, "poisson"), (3, 8, "cyclic")):
+        for allowed in ((3, 8, "fixed"), (3, 8, "poisson"), (3, 8, "cyclic")):
             assert local.make_ledger(*allowed, calibrate=False).release.sampling == "local"
+        assert local.make_ledger(8, 8, "", calibrate=False, takes_all=True).release.sampling == "local"
     with pytest.raises(ValueError, match=r"unknown sampler 'odd'; allowed: fixed, poisson, cyclic, size, .*, oort, even"):
         client_sampling.make_sampler("odd", 3, 8)
     monkeypatch.setattr(EverySecond, "draw", lambda self, key, round_num, clients, state: jnp.ones(8, bool))

@@ -17,7 +17,8 @@ from fedjax_core.devices import Availability, ClientDevices, DeviceProfiles
 from fedjax_core.engine import client_sampling, rounds
 from fedjax_core.engine.client_sampler import ClientFacts, ClientSampler
 from fedjax_core.engine.informed_samplers import OortSampler, PowerOfChoiceSampler, sample_by_weight
-from fedjax_core.experiment import config_warnings
+from fedjax_core.experiment import config_warnings, uplink_options
+from fedjax_core.privacy import PrivacyConfig
 from fedjax_core.training import aggregators
 from methods.fedavg import fedavg
 from tests import naive, toy
@@ -290,6 +291,27 @@ def test_a_sampler_of_the_page_runs_from_a_file(tmp_path):
     seconds = simulation.spec.client_seconds
     assert seconds is not None
     assert metrics[0]["simulated_seconds"] == np.sort(seconds)[1]
+
+
+OWN_OF_ALL = """
+import jax.numpy as jnp
+from fedjax_core.engine.client_sampling import ClientSampler
+
+class FirstHalf(ClientSampler):
+    def draw(self, key, round_num, clients, state):
+        return jnp.arange(self.size // 2)
+"""
+
+
+def test_a_sampler_of_ones_own_may_leave_places_of_all_clients_empty(tmp_path):
+    """With all clients in a cohort privacy knows who is in a round by the library's samplers alone."""
+    (tmp_path / "own.py").write_text(OWN_OF_ALL)
+    private = PrivacyConfig("gaussian", 1.0, 1.0, None, 1e-5, None, None, "rdp", None, None, 3)
+    ledger = uplink_options.account_privacy(private, None, 8, "size", calibrate=False)
+    assert ledger is not None
+    assert ledger.release.sampling == "all"
+    with pytest.raises(ValueError, match="epsilon is not known for cohorts that are drawn this way"):
+        uplink_options.account_privacy(private, None, 8, f"{tmp_path}/own.py:FirstHalf", calibrate=False)
 
 
 def averaging(task, *, optimizer, epochs, batch, weights):

@@ -176,6 +176,10 @@ def test_settings_that_do_nothing_are_said():
     (line,) = of_rule("mixing(attackers=0.3) | krum", 4)
     assert line.startswith("aggregation.rule='mixing(attackers=0.3) | krum': ")
     assert line.endswith("attackers=0.2 of the 4 clients of a round is less than one, so krum withstands none")
+    (line,) = of_rule("bulyan(attackers=0.3)", 10)
+    assert line.endswith("of the 10 clients of a round are 3, of which bulyan withstands 1: f attackers need 4 f + 3 clients")
+    assert of_rule("bulyan(attackers=0.3)", 6)[0].endswith("are 1, of which bulyan withstands 0: f attackers need 4 f + 3 clients")
+    assert of_rule("mixing(attackers=0.4) | bulyan(attackers=0.1)", 10) == []
     assert of_rule("mixing | krum(attackers=0.0)", 5) == of_rule("median", 1) == config_warnings.check_rule((), 1) == []
 
 
@@ -197,6 +201,10 @@ def test_privacy_of_data_that_were_counted_before_is_said():
     assert said(table.format("")) == []
     (line,) = said(table.format(", words=50, length=8"))
     assert "its vocabulary" in line
+    table = "csv(path='rows.csv', x=('age', 'town'), y='label', categorical='town', missing='mean')"
+    towns, means = said(f"only(of={table!r}, classes=(0, 1))")
+    assert "the list of a categorical column's values is read from all clients' training examples" in towns
+    assert "the mean in place of a missing cell is read from all clients' training examples" in means
     assert config_warnings.check_source(experiment.resolve(config(data__source="diabetes")), "diabetes") == []
 
 
