@@ -9,6 +9,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from fedjax_core import registry
 from fedjax_core.nn.kernels import are_kernels_enabled, conv_few_channels, conv_tiny_images, winograd
@@ -22,7 +25,6 @@ IMAGES = 4  # of a block in a kernel's gradient: the numbers in the smallest vec
 WIDE = 32  # channels: minimum of outputs whose blocks are fast
 _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 _backend: contextvars.ContextVar[str | None] = contextvars.ContextVar("backend", default=None)
-_is_native: contextvars.ContextVar[bool] = contextvars.ContextVar("is_native", default=False)
 
 
 @contextlib.contextmanager
@@ -33,16 +35,6 @@ def tracing_for(backend: str) -> Iterator[None]:
         yield
     finally:
         _backend.reset(token)
-
-
-@contextlib.contextmanager
-def tracing_any_derivative() -> Iterator[None]:
-    """Traces all convolutions in their native form, which has derivatives of any order."""
-    token = _is_native.set(True)
-    try:
-        yield
-    finally:
-        _is_native.reset(token)
 
 
 def _current_backend() -> str:
@@ -83,8 +75,7 @@ def conv(x: Array, kernel: Array, stride: int = 1, padding: Padding = "SAME", fo
       form: "native": as `lax` does. "patches": windows side by side, times a matrix. "canonical":
         `lax` forward, gradients by canonical convolutions and matrix products; on CPUs `winograd`,
         `conv_tiny_images` and `conv_few_channels` where they are faster. "auto": see
-        `describe_conv`. The last two have gradients, and directional derivatives of gradients, but no gradients of
-        gradients (see `tracing_any_derivative`).
+        `describe_conv`. All have derivatives of any order.
 
     Returns:
       [B, H', W', O].
@@ -93,12 +84,14 @@ def conv(x: Array, kernel: Array, stride: int = 1, padding: Padding = "SAME", fo
       ValueError: unknown `form` or `padding`.
     """
     around = resolve_padding(x.shape[1:3], kernel.shape[:2], stride, padding)
-    describe_conv(form)  # raises for an unknown form
-    if not are_kernels_enabled() or _is_native.get():
+    chosen = describe_conv(form)  # raises for an unknown form
+    if not are_kernels_enabled():
         return _native(x, kernel, stride, around)
     if form in ("native", "patches"):
         return _FORMS[form].forward(x, kernel, stride, around)
-    return _chosen(x, kernel, stride, around, form)
+    forms = chosen["alone"], chosen["vmapped"]
+    place = _Place(x.shape[1:3], kernel.shape[:2], stride, around)
+    return _FORWARD.bind(x, kernel, forms=forms, backend=chosen["backend"], place=place)
 
 
 def resolve_padding(size: tuple[int, ...], kernel: tuple[int, ...], stride: int, padding: Padding) -> Around:
@@ -328,61 +321,61 @@ _FORMS = {
 }
 
 
-def _convolve(x: Array, kernel: Array, stride: int, around: Around, form: str) -> Array:
-    alone, vmapped = _forms(form)
-    run = _vmappable(
-        lambda x, kernel: alone.forward(x, kernel, stride, around),
-        lambda x, kernel: vmapped.forward(x, kernel, stride, around),
-    )
-    return run(x, kernel)
+class _Place(NamedTuple):
+    """What a convolution and its gradients share beside arrays: sizes of image and kernel, stride and padding."""
+
+    image: Size
+    kernel: Size
+    stride: int
+    around: Around
+
+    def sizes(self, part: str) -> tuple:
+        """Returns what a part of `_Form` takes beside its arrays."""
+        around = self.stride, self.around
+        return around if part == "forward" else ((self.image if part == "for_x" else self.kernel), *around)
 
 
-_chosen = jax.custom_vjp(_convolve, nondiff_argnums=(2, 3, 4))
+def _make_primitive(part: str) -> Primitive:
+    """Returns a part of `_Form` as a primitive: bilinear in two arrays, by a form of its own under a `vmap` over the second.
 
-
-def _chosen_forward(x: Array, kernel: Array, stride: int, around: Around, form: str) -> tuple[Array, tuple[Array, Array]]:
-    return _convolve(x, kernel, stride, around, form), (x, kernel)
-
-
-def _chosen_backward(stride: int, around: Around, form: str, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
-    x, kernel = saved
-    alone, vmapped = _forms(form)
-    size, window = x.shape[1:3], kernel.shape[:2]
-    for_x = _vmappable(
-        lambda dy, kernel: alone.for_x(dy, kernel, size, stride, around),
-        lambda dy, kernel: vmapped.for_x(dy, kernel, size, stride, around),
-    )
-    for_kernel = _vmappable(
-        lambda x, dy: alone.for_kernel(x, dy, window, stride, around),
-        lambda x, dy: vmapped.for_kernel(x, dy, window, stride, around),
-        joins=False,
-    )
-    return for_x(dy, kernel), for_kernel(x, dy)
-
-
-_chosen.defvjp(_chosen_forward, _chosen_backward)
-
-
-def _forms(form: str) -> tuple[_Form, _Form]:
-    chosen = describe_conv(form)
-    return _FORMS[chosen["alone"]], _FORMS[chosen["vmapped"]]
-
-
-def _vmappable(
-    alone: Callable[[Array, Array], Array], vmapped: Callable[[Array, Array], Array], joins: bool = True
-) -> Callable[..., Array]:
-    """Returns `alone`, but `vmapped` under a `vmap` over the second argument.
-
-    Under a `vmap` over the first argument only, its entries join the batch, unless the result is a
-    sum over the batch (`joins`).
+    Under a `vmap` over the first alone, its entries join the batch, unless the result is a sum over the batch.
     """
-    run = jax.custom_batching.custom_vmap(alone)
+    primitive = Primitive(f"fedjax_conv_{part}")  # `flop_count` knows the prefix
 
-    @run.def_vmap
-    def _(size: int, batched: list[bool], first: Array, second: Array) -> tuple[Array, bool]:
-        if batched[1] or not joins:
-            return jax.vmap(vmapped, [0 if b else None for b in batched])(first, second), True
-        joined = run(first.reshape(size * first.shape[1], *first.shape[2:]), second)
-        return joined.reshape(size, first.shape[1], *joined.shape[1:]), True
+    def run(first: Array, second: Array, *, forms: tuple[str, str], backend: str, place: _Place, vmapped: bool = False) -> Array:
+        with tracing_for(backend):
+            return getattr(_FORMS[forms[vmapped]], part)(first, second, *place.sizes(part))
 
-    return run
+    def batch_rule(args: tuple[Array, Array], dims: tuple[int | None, int | None], **params) -> tuple[Array, int]:
+        if dims[1] is not None or part == "for_kernel":
+            return jax.vmap(functools.partial(run, **params, vmapped=True), dims)(*args), 0
+        first = jnp.moveaxis(args[0], dims[0] or 0, 0)
+        size, images = first.shape[:2]
+        joined = primitive.bind(first.reshape(size * images, *first.shape[2:]), args[1], **params)
+        return joined.reshape(size, images, *joined.shape[1:]), 0
+
+    def find_shape(first: ShapedArray, second: ShapedArray, *, place: _Place, **_) -> ShapedArray:
+        if part == "forward":
+            return jax.typeof(jax.eval_shape(lambda x, kernel: _native(x, kernel, *place.sizes(part)), first, second))
+        if part == "for_x":
+            return ShapedArray((first.shape[0], *place.image, second.shape[2]), first.dtype)
+        return ShapedArray((*place.kernel, first.shape[3], second.shape[3]), first.dtype)
+
+    primitive.def_impl(run)
+    primitive.def_abstract_eval(find_shape)
+    batching.primitive_batchers[primitive] = batch_rule
+    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=False))
+    return primitive
+
+
+_FORWARD, _FOR_X, _FOR_KERNEL = (_make_primitive(part) for part in _Form._fields)
+# Each is bilinear, and its transposes are the other two, so that derivatives of any order have these forms.
+ad.defbilinear(
+    _FORWARD, lambda dy, _, kernel, **p: _FOR_X.bind(dy, kernel, **p), lambda dy, x, _, **p: _FOR_KERNEL.bind(x, dy, **p)
+)
+ad.defbilinear(
+    _FOR_X, lambda dx, _, kernel, **p: _FORWARD.bind(dx, kernel, **p), lambda dx, dy, _, **p: _FOR_KERNEL.bind(dx, dy, **p)
+)
+ad.defbilinear(
+    _FOR_KERNEL, lambda dk, _, dy, **p: _FOR_X.bind(dy, dk, **p), lambda dk, x, _, **p: _FORWARD.bind(x, dk, **p)
+)
