@@ -4,17 +4,15 @@ import contextlib
 import contextvars
 import functools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
 from fedjax_core import registry
-from fedjax_core.nn.kernels import are_kernels_enabled, conv_few_channels, conv_tiny_images, winograd
+from fedjax_core.nn.kernels import are_kernels_enabled, bilinear, conv_few_channels, conv_tiny_images, winograd
 from fedjax_core.nn.kernels.conv_tiny_images import Around, Size
 
 Array = jax.Array
@@ -84,14 +82,12 @@ def conv(x: Array, kernel: Array, stride: int = 1, padding: Padding = "SAME", fo
       ValueError: unknown `form` or `padding`.
     """
     around = resolve_padding(x.shape[1:3], kernel.shape[:2], stride, padding)
-    chosen = describe_conv(form)  # raises for an unknown form
+    describe_conv(form)  # raises for an unknown form
     if not are_kernels_enabled():
         return _native(x, kernel, stride, around)
     if form in ("native", "patches"):
         return _FORMS[form].forward(x, kernel, stride, around)
-    forms = chosen["alone"], chosen["vmapped"]
-    place = _Place(x.shape[1:3], kernel.shape[:2], stride, around)
-    return _FORWARD.bind(x, kernel, forms=forms, backend=chosen["backend"], place=place)
+    return FORWARD.bind(x, kernel, **make_params(x.shape[1:3], kernel.shape[:2], stride, around, form))
 
 
 def resolve_padding(size: tuple[int, ...], kernel: tuple[int, ...], stride: int, padding: Padding) -> Around:
@@ -136,7 +132,10 @@ def scatter_windows(parts: list[Array], shape: tuple[int, ...], kernel: tuple[in
 
 
 def _native(x: Array, kernel: Array, stride: int, around: Around) -> Array:
-    return lax.conv_general_dilated(x, kernel, (stride, stride), around, dimension_numbers=_DIMENSIONS)
+    """Convolves over as many axes as `around` has pairs."""
+    spatial = "HW"[-len(around) :]
+    layout = f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"
+    return lax.conv_general_dilated(x, kernel, (stride,) * len(around), around, dimension_numbers=layout)
 
 
 def _patches(x: Array, kernel: Array, stride: int, around: Around) -> Array:
@@ -327,7 +326,7 @@ class _Place(NamedTuple):
     image: Size
     kernel: Size
     stride: int
-    around: Around
+    around: tuple[tuple[int, int], ...]
 
     def sizes(self, part: str) -> tuple:
         """Returns what a part of `_Form` takes beside its arrays."""
@@ -335,47 +334,35 @@ class _Place(NamedTuple):
         return around if part == "forward" else ((self.image if part == "for_x" else self.kernel), *around)
 
 
-def _make_primitive(part: str) -> Primitive:
-    """Returns a part of `_Form` as a primitive: bilinear in two arrays, by a form of its own under a `vmap` over the second.
-
-    Under a `vmap` over the first alone, its entries join the batch, unless the result is a sum over the batch.
-    """
-    primitive = Primitive(f"fedjax_conv_{part}")  # `flop_count` knows the prefix
-
-    def run(first: Array, second: Array, *, forms: tuple[str, str], backend: str, place: _Place, vmapped: bool = False) -> Array:
-        with tracing_for(backend):
-            return getattr(_FORMS[forms[vmapped]], part)(first, second, *place.sizes(part))
-
-    def batch_rule(args: tuple[Array, Array], dims: tuple[int | None, int | None], **params) -> tuple[Array, int]:
-        if dims[1] is not None or part == "for_kernel":
-            return jax.vmap(functools.partial(run, **params, vmapped=True), dims)(*args), 0
-        first = jnp.moveaxis(args[0], dims[0] or 0, 0)
-        size, images = first.shape[:2]
-        joined = primitive.bind(first.reshape(size * images, *first.shape[2:]), args[1], **params)
-        return joined.reshape(size, images, *joined.shape[1:]), 0
-
-    def find_shape(first: ShapedArray, second: ShapedArray, *, place: _Place, **_) -> ShapedArray:
-        if part == "forward":
-            return jax.typeof(jax.eval_shape(lambda x, kernel: _native(x, kernel, *place.sizes(part)), first, second))
-        if part == "for_x":
-            return ShapedArray((first.shape[0], *place.image, second.shape[2]), first.dtype)
-        return ShapedArray((*place.kernel, first.shape[3], second.shape[3]), first.dtype)
-
-    primitive.def_impl(run)
-    primitive.def_abstract_eval(find_shape)
-    batching.primitive_batchers[primitive] = batch_rule
-    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=False))
-    return primitive
+def make_params(image: Size, kernel: Size, stride: int, around: tuple[tuple[int, int], ...], form: str = "auto") -> dict[str, Any]:
+    """Returns the parameters of `FORWARD` for sizes of one or two axes, with the padding of each axis."""
+    chosen = describe_conv(form)
+    return {
+        "forms": (chosen["alone"], chosen["vmapped"]),
+        "backend": chosen["backend"],
+        "place": _Place(image, kernel, stride, around),
+    }
 
 
-_FORWARD, _FOR_X, _FOR_KERNEL = (_make_primitive(part) for part in _Form._fields)
-# Each is bilinear, and its transposes are the other two, so that derivatives of any order have these forms.
-ad.defbilinear(
-    _FORWARD, lambda dy, _, kernel, **p: _FOR_X.bind(dy, kernel, **p), lambda dy, x, _, **p: _FOR_KERNEL.bind(x, dy, **p)
-)
-ad.defbilinear(
-    _FOR_X, lambda dx, _, kernel, **p: _FORWARD.bind(dx, kernel, **p), lambda dx, dy, _, **p: _FOR_KERNEL.bind(dx, dy, **p)
-)
-ad.defbilinear(
-    _FOR_KERNEL, lambda dk, _, dy, **p: _FOR_X.bind(dy, dk, **p), lambda dk, x, _, **p: _FORWARD.bind(x, dk, **p)
-)
+def _compute(
+    part: str, first: Array, second: Array, *, forms: tuple[str, str], backend: str, place: _Place, vmapped: bool = False
+) -> Array:
+    """Returns a part of `_Form`, of the first of two forms, or of the second under a `vmap`."""
+    if len(place.image) == 1:  # an image of one row
+        rows = _Place((1, *place.image), (1, *place.kernel), place.stride, ((0, 0), *place.around))
+        second = second[:, None] if part == "for_kernel" else second[None]
+        result = _compute(part, first[:, None], second, forms=forms, backend=backend, place=rows, vmapped=vmapped)
+        return result[0] if part == "for_kernel" else result[:, 0]
+    with tracing_for(backend):
+        return getattr(_FORMS[forms[vmapped]], part)(first, second, *place.sizes(part))
+
+
+def _find_shape(part: str, first: ShapedArray, second: ShapedArray, *, place: _Place, **_: Any) -> tuple[int, ...]:
+    if part == "forward":
+        return jax.eval_shape(lambda x, kernel: _native(x, kernel, *place.sizes(part)), first, second).shape
+    if part == "for_x":
+        return (first.shape[0], *place.image, second.shape[-2])
+    return (*place.kernel, first.shape[-1], second.shape[-1])
+
+
+FORWARD = bilinear.make_primitives("conv", _compute, _find_shape)[0]
