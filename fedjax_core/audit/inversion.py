@@ -27,7 +27,6 @@ from fedjax_core.audit.images import peak_signal_to_noise, structural_similarity
 from fedjax_core.engine.client_state import stores
 from fedjax_core.engine.simulator import Simulator, State
 from fedjax_core.engine.streams import stream_key
-from fedjax_core.nn.kernels import conv
 from fedjax_core.option_types import AtLeastOne, NonNegative, Positive, check_arguments, one_of
 from fedjax_core.task import Model
 
@@ -157,8 +156,7 @@ def simulate_update(model: Model, observed: Observation, x: Array, target: Array
     """Returns the update of local training on inputs x [B, ...] with targets [B, K]: `steps` steps of SGD on all of them."""
 
     def loss(params):
-        with conv.tracing_any_derivative():  # the attack takes gradients of these gradients
-            logits = model.apply(Net(params, observed.before.stats), x, train=False)[0]["logits"]
+        logits = model.apply(Net(params, observed.before.stats), x, train=False)[0]["logits"]
         return -jnp.mean(jnp.sum(jax.nn.log_softmax(logits) * target, 1))
 
     def step(params, _):

@@ -5,12 +5,15 @@ and a convolution two for each entry of the kernel that an output sees, padding 
 between a dilated input's entries not.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+OWN = "fedjax_"  # begins the names of primitives of this library (`nn/kernels/conv.py`), whose `impl` is their program
 Trips = Callable[[str], float | None]  # name of a loop -> how often it runs, if that is known
 
 
@@ -32,6 +35,8 @@ def _count(jaxpr: Jaxpr, trips: Trips) -> float:
             total += _count_product(equation)
         elif name == "conv_general_dilated":
             total += _count_convolution(equation)
+        elif name.startswith(OWN):
+            total += _count(_expand(equation), trips)
         elif name == "scan":
             total += params["length"] * _count(params["jaxpr"].jaxpr, trips)
         elif name == "while":
@@ -42,6 +47,11 @@ def _count(jaxpr: Jaxpr, trips: Trips) -> float:
         else:
             total += sum(_count(inner, trips) for inner in inner_jaxprs(equation))
     return total
+
+
+def _expand(equation: Any) -> Jaxpr:
+    run = functools.partial(equation.primitive.impl, **equation.params)
+    return jax.make_jaxpr(run)(*(atom.aval for atom in equation.invars)).jaxpr
 
 
 def inner_jaxprs(equation: Any) -> list[Jaxpr]:

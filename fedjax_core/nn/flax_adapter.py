@@ -25,6 +25,7 @@ from flax import errors, nnx
 
 from fedjax_core import registry
 from fedjax_core.algorithm import Array, Net, PyTree
+from fedjax_core.nn.kernels.substitution import substitute_kernels
 from fedjax_core.nn.layers import spread_mask
 from fedjax_core.task import HEAD_HINT, Axes, Model
 
@@ -264,11 +265,15 @@ def _build_model(
         return x if mask is None else jnp.where(spread_mask(mask, x), x, jnp.zeros((), x.dtype))
 
     def call(net, x, key=None, train=False, mask=None):
-        out, stats = run(net, masked(x, mask), key, train, mask)
-        if not hasattr(out, "astype"):
-            what = "logits [B, K]" if head is None else "features [B, D]"
-            raise TypeError(f"model {name!r} must return {what}, an array, it returned a {type(out).__name__}")
-        return out.astype(jnp.float32), stats
+        @substitute_kernels
+        def run_network(net: Net, x: Array, key: Array | None, mask: Array | None):
+            out, stats = run(net, masked(x, mask), key, train, mask)
+            if not hasattr(out, "astype"):
+                what = "logits [B, K]" if head is None else "features [B, D]"
+                raise TypeError(f"model {name!r} must return {what}, an array, it returned a {type(out).__name__}")
+            return out.astype(jnp.float32), stats
+
+        return run_network(net, x, key, mask)
 
     def apply(net, x, key=None, train=False, mask=None, intermediates=False):
         out, stats = call(net, x, key, train, mask)

@@ -5,9 +5,13 @@
                 kernels it becomes a grouped convolution, slow anywhere. `winograd`,
                 `conv_few_channels` and `conv_tiny_images` are forms that it chooses by shapes,
                 dtype and backend (`conv.describe_conv`).
+  conv_general  replaces it with groups, dilation, other strides or numbers of axes
   pool          replaces `lax.reduce_window`, whose gradient is `select_and_scatter`
   attention     replaces `jax.nn.dot_product_attention` and `jax.nn.gelu`
   batch_norm    has a gradient for which no copy of the batch is kept
+
+`substitution.substitute_kernels` puts conv, conv_general and pool into the program of a function, such
+as a network of one's own. Convolutions and pools have derivatives of any order and mode.
 
 Each computes the same function as what it replaces, up to rounding and the gradient of max-pooling
 where several entries are the largest. `use_kernels(False)` or FEDJAX_KERNELS=0 turns all off, to

@@ -4,14 +4,15 @@ import contextlib
 import contextvars
 import functools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import ShapedArray
 
 from fedjax_core import registry
-from fedjax_core.nn.kernels import are_kernels_enabled, conv_few_channels, conv_tiny_images, winograd
+from fedjax_core.nn.kernels import are_kernels_enabled, bilinear, conv_few_channels, conv_tiny_images, winograd
 from fedjax_core.nn.kernels.conv_tiny_images import Around, Size
 
 Array = jax.Array
@@ -22,7 +23,6 @@ IMAGES = 4  # of a block in a kernel's gradient: the numbers in the smallest vec
 WIDE = 32  # channels: minimum of outputs whose blocks are fast
 _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 _backend: contextvars.ContextVar[str | None] = contextvars.ContextVar("backend", default=None)
-_is_native: contextvars.ContextVar[bool] = contextvars.ContextVar("is_native", default=False)
 
 
 @contextlib.contextmanager
@@ -33,16 +33,6 @@ def tracing_for(backend: str) -> Iterator[None]:
         yield
     finally:
         _backend.reset(token)
-
-
-@contextlib.contextmanager
-def tracing_any_derivative() -> Iterator[None]:
-    """Traces all convolutions in their native form, which has derivatives of any order."""
-    token = _is_native.set(True)
-    try:
-        yield
-    finally:
-        _is_native.reset(token)
 
 
 def _current_backend() -> str:
@@ -83,8 +73,7 @@ def conv(x: Array, kernel: Array, stride: int = 1, padding: Padding = "SAME", fo
       form: "native": as `lax` does. "patches": windows side by side, times a matrix. "canonical":
         `lax` forward, gradients by canonical convolutions and matrix products; on CPUs `winograd`,
         `conv_tiny_images` and `conv_few_channels` where they are faster. "auto": see
-        `describe_conv`. The last two have gradients, and directional derivatives of gradients, but no gradients of
-        gradients (see `tracing_any_derivative`).
+        `describe_conv`. All have derivatives of any order.
 
     Returns:
       [B, H', W', O].
@@ -94,11 +83,11 @@ def conv(x: Array, kernel: Array, stride: int = 1, padding: Padding = "SAME", fo
     """
     around = resolve_padding(x.shape[1:3], kernel.shape[:2], stride, padding)
     describe_conv(form)  # raises for an unknown form
-    if not are_kernels_enabled() or _is_native.get():
+    if not are_kernels_enabled():
         return _native(x, kernel, stride, around)
     if form in ("native", "patches"):
         return _FORMS[form].forward(x, kernel, stride, around)
-    return _chosen(x, kernel, stride, around, form)
+    return FORWARD.bind(x, kernel, **make_params(x.shape[1:3], kernel.shape[:2], stride, around, form))
 
 
 def resolve_padding(size: tuple[int, ...], kernel: tuple[int, ...], stride: int, padding: Padding) -> Around:
@@ -143,7 +132,10 @@ def scatter_windows(parts: list[Array], shape: tuple[int, ...], kernel: tuple[in
 
 
 def _native(x: Array, kernel: Array, stride: int, around: Around) -> Array:
-    return lax.conv_general_dilated(x, kernel, (stride, stride), around, dimension_numbers=_DIMENSIONS)
+    """Convolves over as many axes as `around` has pairs."""
+    spatial = "HW"[-len(around) :]
+    layout = f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"
+    return lax.conv_general_dilated(x, kernel, (stride,) * len(around), around, dimension_numbers=layout)
 
 
 def _patches(x: Array, kernel: Array, stride: int, around: Around) -> Array:
@@ -328,61 +320,49 @@ _FORMS = {
 }
 
 
-def _convolve(x: Array, kernel: Array, stride: int, around: Around, form: str) -> Array:
-    alone, vmapped = _forms(form)
-    run = _vmappable(
-        lambda x, kernel: alone.forward(x, kernel, stride, around),
-        lambda x, kernel: vmapped.forward(x, kernel, stride, around),
-    )
-    return run(x, kernel)
+class _Place(NamedTuple):
+    """What a convolution and its gradients share beside arrays: sizes of image and kernel, stride and padding."""
+
+    image: Size
+    kernel: Size
+    stride: int
+    around: tuple[tuple[int, int], ...]
+
+    def sizes(self, part: str) -> tuple:
+        """Returns what a part of `_Form` takes beside its arrays."""
+        around = self.stride, self.around
+        return around if part == "forward" else ((self.image if part == "for_x" else self.kernel), *around)
 
 
-_chosen = jax.custom_vjp(_convolve, nondiff_argnums=(2, 3, 4))
-
-
-def _chosen_forward(x: Array, kernel: Array, stride: int, around: Around, form: str) -> tuple[Array, tuple[Array, Array]]:
-    return _convolve(x, kernel, stride, around, form), (x, kernel)
-
-
-def _chosen_backward(stride: int, around: Around, form: str, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
-    x, kernel = saved
-    alone, vmapped = _forms(form)
-    size, window = x.shape[1:3], kernel.shape[:2]
-    for_x = _vmappable(
-        lambda dy, kernel: alone.for_x(dy, kernel, size, stride, around),
-        lambda dy, kernel: vmapped.for_x(dy, kernel, size, stride, around),
-    )
-    for_kernel = _vmappable(
-        lambda x, dy: alone.for_kernel(x, dy, window, stride, around),
-        lambda x, dy: vmapped.for_kernel(x, dy, window, stride, around),
-        joins=False,
-    )
-    return for_x(dy, kernel), for_kernel(x, dy)
-
-
-_chosen.defvjp(_chosen_forward, _chosen_backward)
-
-
-def _forms(form: str) -> tuple[_Form, _Form]:
+def make_params(image: Size, kernel: Size, stride: int, around: tuple[tuple[int, int], ...], form: str = "auto") -> dict[str, Any]:
+    """Returns the parameters of `FORWARD` for sizes of one or two axes, with the padding of each axis."""
     chosen = describe_conv(form)
-    return _FORMS[chosen["alone"]], _FORMS[chosen["vmapped"]]
+    return {
+        "forms": (chosen["alone"], chosen["vmapped"]),
+        "backend": chosen["backend"],
+        "place": _Place(image, kernel, stride, around),
+    }
 
 
-def _vmappable(
-    alone: Callable[[Array, Array], Array], vmapped: Callable[[Array, Array], Array], joins: bool = True
-) -> Callable[..., Array]:
-    """Returns `alone`, but `vmapped` under a `vmap` over the second argument.
+def _compute(
+    part: str, first: Array, second: Array, *, forms: tuple[str, str], backend: str, place: _Place, vmapped: bool = False
+) -> Array:
+    """Returns a part of `_Form`, of the first of two forms, or of the second under a `vmap`."""
+    if len(place.image) == 1:  # an image of one row
+        rows = _Place((1, *place.image), (1, *place.kernel), place.stride, ((0, 0), *place.around))
+        second = second[:, None] if part == "for_kernel" else second[None]
+        result = _compute(part, first[:, None], second, forms=forms, backend=backend, place=rows, vmapped=vmapped)
+        return result[0] if part == "for_kernel" else result[:, 0]
+    with tracing_for(backend):
+        return getattr(_FORMS[forms[vmapped]], part)(first, second, *place.sizes(part))
 
-    Under a `vmap` over the first argument only, its entries join the batch, unless the result is a
-    sum over the batch (`joins`).
-    """
-    run = jax.custom_batching.custom_vmap(alone)
 
-    @run.def_vmap
-    def _(size: int, batched: list[bool], first: Array, second: Array) -> tuple[Array, bool]:
-        if batched[1] or not joins:
-            return jax.vmap(vmapped, [0 if b else None for b in batched])(first, second), True
-        joined = run(first.reshape(size * first.shape[1], *first.shape[2:]), second)
-        return joined.reshape(size, first.shape[1], *joined.shape[1:]), True
+def _find_shape(part: str, first: ShapedArray, second: ShapedArray, *, place: _Place, **_: Any) -> tuple[int, ...]:
+    if part == "forward":
+        return jax.eval_shape(lambda x, kernel: _native(x, kernel, *place.sizes(part)), first, second).shape
+    if part == "for_x":
+        return (first.shape[0], *place.image, second.shape[-2])
+    return (*place.kernel, first.shape[-1], second.shape[-1])
 
-    return run
+
+FORWARD = bilinear.make_primitives("conv", _compute, _find_shape)[0]

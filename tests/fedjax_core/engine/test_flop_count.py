@@ -9,6 +9,7 @@ from fedjax_core import nn
 from fedjax_core.algorithm import ClientData, Examples
 from fedjax_core.commands.plans import program_costs
 from fedjax_core.engine import flop_count
+from fedjax_core.nn.kernels.conv import conv
 from fedjax_core.training import local_training
 
 ROWS = program_costs.ClientLoops(np.array([10, 10]))
@@ -40,3 +41,5 @@ def test_operations_of_convolutions_are_those_counted_by_hand():
     jaxpr = jax.make_jaxpr(jax.grad(value, (0, 1)))(jnp.zeros((4, 8, 8, 3)), jnp.zeros((3, 3, 3, 16)))
     each = 2 * 4 * (4 * 4) * 9 * 3 * 16  # forward, and each gradient: zeros between an image gradient's entries do not count
     assert flop_count.count_flops(jaxpr, ROWS.trip_count) == 3 * each
+    ours = jax.make_jaxpr(jax.grad(lambda x, kernel: jnp.sum(conv(x, kernel, 2)), (0, 1)))(*jaxpr.in_avals)
+    assert flop_count.count_flops(ours, ROWS.trip_count) == 3 * each  # the programs of its primitives

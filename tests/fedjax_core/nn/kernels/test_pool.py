@@ -30,6 +30,22 @@ def test_pools_equal_lax(size, stride, image, padding):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(("size", "stride", "image", "padding"), CASES)
+def test_derivatives_of_any_order_and_mode(size, stride, image, padding):
+    rng = np.random.default_rng(0)
+    x, along = rng.normal(size=(2, 1, *image, 2)).astype(np.float32)
+
+    def derivatives(function):
+        cubes = lambda x: jnp.sum(function(x) ** 3)
+        of_gradient = jax.grad(lambda x: jnp.sum(jnp.square(jax.grad(cubes)(x))))
+        return jax.jvp(function, (x,), (along,))[1], of_gradient(x), jax.jvp(jax.grad(cubes), (x,), (along,))[1]
+
+    of_lax = lambda x: window(x, size, stride, padding, -jnp.inf, lax.max)
+    ours, theirs = (jax.jit(derivatives, static_argnums=0)(f) for f in (lambda x: pool.max_pool(x, size, stride, padding), of_lax))
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
 def test_ties_share_the_gradient():
     gradient = jax.jit(jax.grad(lambda x: jnp.sum(pool.max_pool(x, 2))))(jnp.zeros((1, 2, 2, 1)))
     np.testing.assert_array_equal(gradient, np.full((1, 2, 2, 1), 0.25))
