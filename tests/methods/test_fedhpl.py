@@ -380,6 +380,8 @@ def of_frozen(jaxpr, frozen):
     for eqn in jaxpr.eqns:
         mine = [not hasattr(v, "val") and v in frozen for v in eqn.invars]
         inner = [getattr(sub, "jaxpr", sub) for sub in eqn.params.values() if hasattr(getattr(sub, "jaxpr", sub), "eqns")]
+        if eqn.primitive.name.startswith("fedjax_"):  # a kernel, whose program is its `impl`
+            inner = [jax.make_jaxpr(functools.partial(eqn.primitive.impl, **eqn.params))(*(v.aval for v in eqn.invars)).jaxpr]
         for sub in inner:
             found += of_frozen(sub, [v for v, known in zip(sub.invars[-len(mine) :], mine, strict=False) if known])
         if any(mine) and eqn.primitive.name in ("dot_general", "conv_general_dilated"):
