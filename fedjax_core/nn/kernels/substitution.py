@@ -39,9 +39,10 @@ def substitute_kernels(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _substitute(program: Any) -> Any:
     """Returns a Jaxpr or ClosedJaxpr with kernels; the same object if it has no place for one."""
-    if isinstance(program, ClosedJaxpr) and program.jaxpr is not program:  # from jax 0.12 on the two are one
-        inner = _substitute(program.jaxpr)
-        return program if inner is program.jaxpr else program.replace(jaxpr=inner)
+    inner = getattr(program, "jaxpr", program)  # of a closed one; from jax 0.12 on the two are one
+    if inner is not program:
+        new = _substitute(inner)
+        return program if new is inner else program.replace(jaxpr=new)
     equations = [_substitute_equation(equation) for equation in program.eqns]
     is_same = all(new is old for new, old in zip(equations, program.eqns, strict=True))
     return program if is_same else program.replace(eqns=equations)
