@@ -16,7 +16,6 @@ from fedjax_core.nn.kernels import bilinear
 
 Array = jax.Array
 Numbers = tuple[int, ...]
-MOST = 64  # entries of a kernel and channel: maximum windows, each of which is an operation of the program
 
 
 def make_layout(ndim: int) -> lax.ConvDimensionNumbers:
@@ -59,8 +58,10 @@ def _convolve_windows(x: Array, kernel: Array, g: Geometry) -> Array:
     places = list(itertools.product(*map(range, taps)))
     if inputs == 1:
         spread = lambda window: jnp.repeat(window, outputs // g.groups, -1)
-        numbers = kernel.reshape(len(places), *(1,) * (x.ndim - 1), outputs)
-        return functools.reduce(jnp.add, (spread(take(place)) * number for place, number in zip(places, numbers, strict=True)))
+        wide = jnp.promote_types(x.dtype, jnp.float32)  # sums of narrow numbers are not narrow
+        numbers = kernel.astype(wide).reshape(len(places), *(1,) * (x.ndim - 1), outputs)
+        products = (spread(take(place)) * number for place, number in zip(places, numbers, strict=True))
+        return functools.reduce(jnp.add, products).astype(x.dtype)
     windows = jnp.stack([take(place) for place in places], -2)  # [B, ..., taps, C]
     if g.groups == 1:
         return windows.reshape(*windows.shape[:-2], -1) @ kernel.reshape(-1, outputs)

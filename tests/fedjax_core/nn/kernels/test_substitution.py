@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax import lax
+from jax import export, lax
 
 from fedjax_core import nn
 from fedjax_core.nn import flax_adapter
@@ -38,6 +38,7 @@ KERNEL = jax.random.normal(jax.random.key(5), (3, 3, 3, 4))
 LEFT = {
     "channels first": lambda x: lax.conv(x, jnp.ones((4, 3, 3, 3), jnp.float32), (1, 1), "SAME"),
     "whole numbers": lambda x: nnx.max_pool(x.astype(jnp.int32), (2, 2), (2, 2)),
+    "large windows": lambda x: nnx.max_pool(jnp.tile(x, (1, 3, 2, 1)), (9, 9), (9, 9)),
     "pool of rows": lambda x: nnx.max_pool(x, (2, 1), (2, 1)),
     "precision": lambda x: lax.conv_general_dilated(x, KERNEL, (1, 1), "SAME", dimension_numbers=LAYOUT, precision="high"),
     "sums": lambda x: lax.conv_general_dilated(
@@ -108,7 +109,47 @@ def test_other_operations_stay(name):
     with jax.enable_x64(True):
         x = draw(1, 2, 3, 8, 3).astype(jnp.float32)
         program = jax.make_jaxpr(LEFT[name])(x)
-    assert substitution._substitute(program) is program
+    assert substitution._substitute(program, {}) is program
+
+
+@pytest.mark.parametrize("level", ["BF16_BF16_F32", "high", "float32", None])
+def test_a_convolution_of_the_configured_precision_is_a_kernels(level):
+    """The name of an algorithm is no level, and leaves all as it is."""
+    with jax.default_matmul_precision(level):
+        found = primitives(substitute_kernels(lambda x: OPERATIONS["3x3"][0](x)), draw(1, 2, 7, 8, 3))
+    assert ("fedjax_conv_forward" in found) == (level != "BF16_BF16_F32")
+
+
+def test_a_program_that_is_called_several_times_stays_one():
+    block = jax.jit(nnx.Conv(3, 3, (3, 3), rngs=RNGS).__call__)
+    own = substitute_kernels(lambda x: block(block(block(x))))
+    calls = [e for e in jax.make_jaxpr(own)(draw(1, 2, 6, 6, 3)).jaxpr.eqns if e.primitive.name == "jit"]
+    assert len(calls) == 3
+    assert len({id(e.params["jaxpr"]) for e in calls}) == 1
+
+
+def test_results_without_entries_and_symbolic_batches_are_left():
+    small = jnp.zeros((2, 1, 1, 3))
+    assert substitute_kernels(OPERATIONS["max-pool"][0])(small).shape == (2, 0, 0, 3)
+    valid = lambda kernel: lax.conv_general_dilated(small, kernel, (1, 1), "VALID", dimension_numbers=LAYOUT)
+    gradient = jax.grad(lambda kernel: jnp.sum(substitute_kernels(valid)(kernel)))
+    np.testing.assert_array_equal(gradient(KERNEL), jnp.zeros_like(KERNEL))
+    (batch,) = export.symbolic_shape("batch")
+    for name in ("3x3", "by channel", "dilated", "transposed", "max-pool"):
+        operation, shape = OPERATIONS[name]
+        own = jax.jit(lambda x, operation=operation: substitute_kernels(lambda x: operation(x))(x))
+        exported = export.export(own)(jax.ShapeDtypeStruct((batch, *shape), jnp.float32))
+        assert_close(exported.call(draw(1, 3, *shape)), operation(draw(1, 3, *shape)))
+
+
+def test_narrow_numbers_are_summed_wide():
+    layer = nnx.Conv(8, 8, (7, 7), feature_group_count=8, use_bias=False, rngs=RNGS)
+    x, kernel = draw(1, 2, 16, 16, 8).astype(jnp.bfloat16), layer.kernel[...].astype(jnp.bfloat16)
+    run = lambda x, kernel: lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=LAYOUT, feature_group_count=8)
+    wanted = run(x.astype(jnp.float32), kernel.astype(jnp.float32))
+    found = substitute_kernels(run)(x, kernel)
+    assert found.dtype == jnp.bfloat16
+    assert float(jnp.max(jnp.abs(found - wanted))) < 0.004 * float(jnp.max(jnp.abs(wanted)))
 
 
 @pytest.mark.parametrize("layer", ["3x3", "sequences", "by channel", "dilated"])
@@ -143,7 +184,7 @@ def test_programs_within_are_changed_and_others_left():
         assert "fedjax_conv_forward" in primitives(own, x)
         assert_close(jax.jit(own)(x), jax.jit(function)(x))
     plain = jax.make_jaxpr(lambda x: jax.jit(jnp.tanh)(x) + lax.fori_loop(0, 3, lambda i, x: x * i, x))(x)
-    assert substitution._substitute(plain) is plain
+    assert substitution._substitute(plain, {}) is plain
 
 
 def test_structures_and_dtypes_are_kept():
