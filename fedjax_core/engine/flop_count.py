@@ -35,8 +35,6 @@ def _count(jaxpr: Jaxpr, trips: Trips) -> float:
             total += _count_product(equation)
         elif name == "conv_general_dilated":
             total += _count_convolution(equation)
-        elif name.startswith(OWN):
-            total += _count(_expand(equation), trips)
         elif name == "scan":
             total += params["length"] * _count(params["jaxpr"].jaxpr, trips)
         elif name == "while":
@@ -49,13 +47,11 @@ def _count(jaxpr: Jaxpr, trips: Trips) -> float:
     return total
 
 
-def _expand(equation: Any) -> Jaxpr:
-    run = functools.partial(equation.primitive.impl, **equation.params)
-    return jax.make_jaxpr(run)(*(atom.aval for atom in equation.invars)).jaxpr
-
-
 def inner_jaxprs(equation: Any) -> list[Jaxpr]:
-    """Returns the jaxprs that an equation has among its parameters."""
+    """Returns the jaxprs that an equation has among its parameters; of this library's primitives their program."""
+    if equation.primitive.name.startswith(OWN):
+        run = functools.partial(equation.primitive.impl, **equation.params)
+        return [jax.make_jaxpr(run)(*(atom.aval for atom in equation.invars)).jaxpr]
     values = [item for value in equation.params.values() for item in (value if isinstance(value, tuple | list) else (value,))]
     return [value.jaxpr if isinstance(value, ClosedJaxpr) else value for value in values if isinstance(value, ClosedJaxpr | Jaxpr)]
 

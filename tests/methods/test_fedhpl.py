@@ -14,6 +14,7 @@ from absl.testing import parameterized
 from fedjax_core import nn
 from fedjax_core.algorithm import ClientData, Cohort, Examples, Net
 from fedjax_core.engine import client_loop, simulator
+from fedjax_core.engine.flop_count import inner_jaxprs
 from fedjax_core.task import make_partial_task
 from fedjax_core.training import aggregators, local_training, metrics
 from fedjax_core.uplink import unwrap
@@ -379,10 +380,7 @@ def of_frozen(jaxpr, frozen):
     found, frozen = [], set(frozen)
     for eqn in jaxpr.eqns:
         mine = [not hasattr(v, "val") and v in frozen for v in eqn.invars]
-        inner = [getattr(sub, "jaxpr", sub) for sub in eqn.params.values() if hasattr(getattr(sub, "jaxpr", sub), "eqns")]
-        if eqn.primitive.name.startswith("fedjax_"):  # a kernel, whose program is its `impl`
-            inner = [jax.make_jaxpr(functools.partial(eqn.primitive.impl, **eqn.params))(*(v.aval for v in eqn.invars)).jaxpr]
-        for sub in inner:
+        for sub in inner_jaxprs(eqn):
             found += of_frozen(sub, [v for v, known in zip(sub.invars[-len(mine) :], mine, strict=False) if known])
         if any(mine) and eqn.primitive.name in ("dot_general", "conv_general_dilated"):
             found.append(eqn)

@@ -13,6 +13,7 @@ from jax.core import ShapedArray
 
 from fedjax_core import registry
 from fedjax_core.nn.kernels import are_kernels_enabled, bilinear, conv_few_channels, conv_tiny_images, winograd
+from fedjax_core.nn.kernels.conv_general import make_layout
 from fedjax_core.nn.kernels.conv_tiny_images import Around, Size
 
 Array = jax.Array
@@ -133,9 +134,7 @@ def scatter_windows(parts: list[Array], shape: tuple[int, ...], kernel: tuple[in
 
 def _native(x: Array, kernel: Array, stride: int, around: Around) -> Array:
     """Convolves over as many axes as `around` has pairs."""
-    spatial = "HW"[-len(around) :]
-    layout = f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"
-    return lax.conv_general_dilated(x, kernel, (stride,) * len(around), around, dimension_numbers=layout)
+    return lax.conv_general_dilated(x, kernel, (stride,) * len(around), around, dimension_numbers=make_layout(x.ndim))
 
 
 def _patches(x: Array, kernel: Array, stride: int, around: Around) -> Array:
@@ -321,7 +320,7 @@ _FORMS = {
 
 
 class _Place(NamedTuple):
-    """What a convolution and its gradients share beside arrays: sizes of image and kernel, stride and padding."""
+    """The sizes of image and kernel, stride and padding of a convolution and its gradients."""
 
     image: Size
     kernel: Size

@@ -304,7 +304,7 @@ class FirstHalf(ClientSampler):
 
 
 def test_a_sampler_of_ones_own_may_leave_places_of_all_clients_empty(tmp_path):
-    """With all clients in a cohort privacy knows who is in a round by the library's samplers alone."""
+    """Privacy takes all clients to be in every round by the samplers of the library alone."""
     (tmp_path / "own.py").write_text(OWN_OF_ALL)
     private = PrivacyConfig("gaussian", 1.0, 1.0, None, 1e-5, None, None, "rdp", None, None, 3)
     ledger = uplink_options.account_privacy(private, None, 8, "size", calibrate=False)
