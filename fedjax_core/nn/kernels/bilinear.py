@@ -13,6 +13,14 @@ Array = jax.Array
 PARTS = ("forward", "for_x", "for_kernel")
 
 
+def join_batch(run: Callable[[Array], Array], x: Array, axis: int) -> Array:
+    """Returns `run`, a function of examples [B, ...], under a `vmap` over an axis of x, whose entries join B; [axis, B, ...]."""
+    x = jnp.moveaxis(x, axis, 0)
+    size, images = x.shape[:2]
+    joined = run(x.reshape(size * images, *x.shape[2:]))
+    return joined.reshape(size, images, *joined.shape[1:])
+
+
 def make_primitives(
     name: str, compute: Callable[..., Array], find_shape: Callable[..., tuple[int, ...]]
 ) -> tuple[Primitive, Primitive, Primitive]:
@@ -35,10 +43,7 @@ def make_primitives(
         def batch(args: tuple[Array, Array], dims: tuple[int | None, int | None], **params) -> tuple[Array, int]:
             if dims[1] is not None or part == "for_kernel":
                 return jax.vmap(functools.partial(run, vmapped=True, **params), dims)(*args), 0
-            first = jnp.moveaxis(args[0], dims[0] or 0, 0)
-            size, images = first.shape[:2]
-            joined = primitive.bind(first.reshape(size * images, *first.shape[2:]), args[1], **params)
-            return joined.reshape(size, images, *joined.shape[1:]), 0
+            return join_batch(lambda first: primitive.bind(first, args[1], **params), args[0], dims[0] or 0), 0
 
         primitive.def_impl(run)
         primitive.def_abstract_eval(lambda *given, **params: ShapedArray(find_shape(part, *given, **params), given[0].dtype))

@@ -10,6 +10,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from fedjax_core.nn.kernels import are_kernels_enabled
+from fedjax_core.nn.kernels.bilinear import join_batch
 from fedjax_core.nn.kernels.conv import Around, Padding, extract_windows, resolve_padding
 
 Array = jax.Array
@@ -55,9 +56,7 @@ def _max_pool_jvp(
 
 
 def _max_pool_batched(args: tuple[Array], dims: tuple[int], **params) -> tuple[Array, int]:
-    x = jnp.moveaxis(args[0], dims[0], 0)
-    y = MAX_POOL.bind(x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), **params)
-    return y.reshape(*x.shape[:2], *y.shape[1:]), 0
+    return join_batch(functools.partial(MAX_POOL.bind, **params), args[0], dims[0]), 0
 
 
 MAX_POOL.def_abstract_eval(lambda x, **params: jax.typeof(jax.eval_shape(functools.partial(_max_pool, **params), x)))
