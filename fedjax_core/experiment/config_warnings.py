@@ -357,18 +357,17 @@ def check_offset(resolved: ResolvedConfig, has_offset: bool) -> list[str]:
 
 
 def check_rule(rule: Sequence[registry.ResolvedSpec], returning: int) -> list[str]:
-    """Returns a warning of each rule that withstands fewer attackers than its `attackers`: less than one client of those that
-    return, or more than Bulyan can."""
+    """Returns a warning of each rule whose `attackers` are less than one returning client, or more than it withstands."""
     lines, whole = [], option_types.shorten(" | ".join(spec.spec for spec in rule))
     for spec in rule:
         share = spec.option("attackers", 0) if spec.origin == registry.BUILT_IN else 0
         asked = int(robust_aggregation.count_attackers(jnp.ones(returning, bool), share)[1])
-        most = int(robust_aggregation.most_of_bulyan(returning)) if spec.function is robust_aggregation.bulyan else asked
+        needed = robust_aggregation.PER_ATTACKER.get(spec.function, 0)
         what = f"aggregation.rule={whole}: attackers={share:g} of the {returning} clients of a round"
         if share > 0 and asked == 0:
             lines.append(f"{what} is less than one, so {spec.name} withstands none")
-        elif most < asked:
-            lines.append(f"{what} are {asked}, of which bulyan withstands {most}: f attackers need 4 f + 3 clients")
+        elif needed and (most := int(robust_aggregation.count_withstood(returning, needed))) < asked:
+            lines.append(f"{what} are {asked}, of which {spec.name} withstands {most}: f attackers need {needed} f + 3 clients")
     return lines
 
 

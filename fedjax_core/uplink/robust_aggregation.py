@@ -138,7 +138,8 @@ def _sorting_network(x: Array) -> Array:
 def krum(attackers: Attackers = 0.2) -> Rule:
     """The vector that is closest to its n - f - 2 nearest others, by the sum of squared distances.
 
-    Blanchard, El Mhamdi, Guerraoui, Stainer. Machine Learning with Adversaries. NeurIPS 2017.
+    Blanchard, El Mhamdi, Guerraoui, Stainer. Machine Learning with Adversaries. NeurIPS 2017. Its
+    guarantee needs n >= 2f + 3.
     """
 
     def rule(vectors, mask):
@@ -201,7 +202,7 @@ def bulyan(attackers: Attackers = 0.2) -> Rule:
 
     def rule(vectors, mask):
         n, f = count_attackers(mask, attackers)
-        f = jnp.minimum(f, most_of_bulyan(n))
+        f = jnp.minimum(f, count_withstood(n, PER_ATTACKER[bulyan]))
         distances, num_selected = squared_distances(vectors, mask), n - 2 * f
 
         def select_next(i, selected):
@@ -216,9 +217,12 @@ def bulyan(attackers: Attackers = 0.2) -> Rule:
     return rule
 
 
-def most_of_bulyan(n: Array | int) -> Array:
-    """Returns the most attackers among n clients that Bulyan withstands."""
-    return jnp.maximum(n - 3, 0) // 4
+PER_ATTACKER = {krum: 2, multi_krum: 2, bulyan: 4}  # m, where f attackers need m f + 3 clients
+
+
+def count_withstood(n: Array | int, per_attacker: int) -> Array:
+    """Returns the most attackers f for which n >= per_attacker * f + 3."""
+    return jnp.maximum(n - 3, 0) // per_attacker
 
 
 def _nearest_mean(vectors: Array, mask: Array, number: Array) -> Array:

@@ -179,6 +179,10 @@ def test_settings_that_do_nothing_are_said():
     (line,) = of_rule("bulyan(attackers=0.3)", 10)
     assert line.endswith("of the 10 clients of a round are 3, of which bulyan withstands 1: f attackers need 4 f + 3 clients")
     assert of_rule("bulyan(attackers=0.3)", 6)[0].endswith("are 1, of which bulyan withstands 0: f attackers need 4 f + 3 clients")
+    for name in ("krum", "multi_krum"):
+        (line,) = of_rule(f"{name}(attackers=0.4)", 10)
+        assert line.endswith(f"are 4, of which {name} withstands 3: f attackers need 2 f + 3 clients")
+        assert of_rule(f"{name}(attackers=0.4)", 9) == []
     assert of_rule("mixing(attackers=0.4) | bulyan(attackers=0.1)", 10) == []
     assert of_rule("mixing | krum(attackers=0.0)", 5) == of_rule("median", 1) == config_warnings.check_rule((), 1) == []
 
