@@ -39,7 +39,8 @@ library knows all clients' labels from the start, and never stores the trained g
 generator_frozen=True reproduces that. "official" has the numbers for MNIST, with the library's sizes
 of the generator (theirs: noise 32, hidden 256), and labels of the cohort (theirs: of all clients).
 The latent term of the authors' code and its student term, of weight 0, are left out, as is the stop
-after 20 local steps. A client's step generates as many examples as it has real ones, B, and weights
+after 20 local steps. The arrays of w and CE broadcast there, so that a head's w is its mean over the
+drawn labels. A client's step generates as many examples as it has real ones, B, and weights
 their mean by alpha; the authors' generates generator_batch, 32, and weights it by alpha 32 / B.
 """
 

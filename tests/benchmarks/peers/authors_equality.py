@@ -4,8 +4,8 @@ python -m tests.benchmarks.peers.authors_equality CHECKOUTS [CASE ...]
 
 As `released_equality`, with clones of diaoenmao's HeteroFL (as HeteroFL), AIoT-MLSys-Lab/FedRolex,
 Yutong-Dai/FedNH, LuminLiu/HierFL, NVlabs/PerAda, skynbe/FedRCL, hwang52/FedSKC, hkgdifyu/pFedPT,
-FLAIR-Community/Fling (pFedSD), KarhouTam/FL-bench (FedMD), ChanYunHin/FedHe and rong-dai/DisPFL
-(D-PSGD). Networks are ours, written in the form that the code wants. Loops over rounds are ours
+FLAIR-Community/Fling (pFedSD), KarhouTam/FL-bench (FedMD), ChanYunHin/FedHe, rong-dai/DisPFL
+(D-PSGD) and zhuangdizhu/FedGen. Networks are ours, written in the form that the code wants. Loops over rounds are ours
 where a function below says so.
 """
 
@@ -22,6 +22,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import optax
 import torch
 
 from fedjax_core.algorithm import PyTree
@@ -35,6 +36,7 @@ from tests.benchmarks.peers.released_equality import DRAWN, PARAMS, Case, change
 NARROW = {"models": (f"mlp(widths=({WIDTH},))", f"mlp(widths=({WIDTH // 2},))"), "optimizer.clip": 1.0}  # clients take turns
 RATES = [1.0 - i % 2 / 2 for i in range(len(SIZES))]  # of their widths
 EDGES = 2
+HIDDEN = 24  # of FedGen's generator
 DISTILLED = 5  # steps of PerAda's distillation
 RAMP = 4  # rounds over which the weight of FedSKC's contrast rises
 PAD = 2  # of pFedPT
@@ -547,6 +549,90 @@ def run_fedhe(peer: Peer, ours: Ours) -> Namespace:
     return make_result(hold([np.ascontiguousarray(logits.T)]), [client.model for client in clients])
 
 
+@contextlib.contextmanager
+def draw_in_order() -> Iterator[None]:
+    """Gives both sides of FedGen the same labels and noise in each step, and clients' examples the order of the data.
+
+    And raises both Adams' epsilon, as `damp_adam`.
+    """
+    theirs = torch.optim.Adam
+    with (
+        pfllib.draw_once(lambda pool: True),
+        mock.patch.object(local_training, "shuffle_slots", lambda key, slots, size: slots),
+        mock.patch("optax.scale_by_adam", functools.partial(optax.scale_by_adam, eps=0.001)),
+        mock.patch("torch.optim.Adam", lambda *args, **kw: theirs(*args, **kw | {"eps": 0.001})),
+    ):
+        yield
+
+
+def keep_rate(user: Any, *_: Any) -> None:
+    """Keeps the learning rate of a client of FedGen."""
+    user.lr_scheduler = mock.MagicMock()
+
+
+class ColumnLoss(torch.nn.NLLLoss):
+    """The negative log-likelihood of each example, [B, 1]."""
+
+    def forward(self, log_probabilities: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Returns the losses."""
+        return super().forward(log_probabilities, y)[:, None]
+
+
+def weight_each_example(generator: Any) -> None:
+    """Gives the losses of FedGen's generated examples the shape of their weights."""
+    generator.crossentropy_loss = ColumnLoss(reduction="none")
+
+
+def run_fedgen(peer: Peer, ours: Ours) -> Namespace:
+    """Runs FedGen."""
+    module, models, generator, settings = import_stubbed(
+        "FLAlgorithms.servers.serverpFedGen",
+        "FLAlgorithms.trainmodel.models",
+        "FLAlgorithms.trainmodel.generator",
+        "utils.model_config",
+    )
+
+    class Parted(models.Net):
+        """Our network in the code's form."""
+
+        def __init__(self):
+            torch.nn.Module.__init__(self)
+            base, head = pfllib.make_parts(ours.network)
+            self.layers, self.output_dim = torch.nn.ModuleList([*base, head]), 10
+            self.layer_names = [""] * len(self.layers)
+
+    settings.GENERATORCONFIGS["mnist"] = HIDDEN, WIDTH, 1, 10, pfllib.NOISE
+    teacher = generator.Generator("mnist", latent_layer_idx=-1)
+    pfllib.set_generator(Namespace(generative_model=teacher), ours.first)
+    sets = make_sets()
+    arguments = Namespace(
+        dataset="Mnist", algorithm="FedGen", num_glob_iters=ROUNDS, local_epochs=EPOCHS, batch_size=max(SIZES),
+        gen_batch_size=max(SIZES), learning_rate=RATE, K=1, num_users=len(ours.cohorts[0]), beta=0.0, lamda=0.0,
+        result_path="out", embedding=0, train=1,
+    )  # fmt: skip
+
+    def read_user(i: int, *_: Any, count_labels: bool = False, **__: Any) -> tuple[Any, ...]:
+        return (i, sets[i], sets[i], {}) if count_labels else (i, sets[i], sets[i])
+
+    with mock.patch.multiple(
+        module,
+        read_data=lambda _: (range(len(SIZES)), [], {}, {}, {}),
+        read_user_data=read_user,
+        aggregate_user_data=lambda *_: (None, None, list(range(10))),
+        create_generative_model=lambda *_: teacher,
+    ):
+        server = module.FedGen(arguments, (Parted(), "cnn"), 0)
+    for user in server.users:
+        user.trainloader, user.iter_trainloader = user.trainloaderfull, iter(())
+    draws = [([server.users[i] for i in cohort], cohort) for cohort in ours.cohorts]
+    silent = dict.fromkeys(("evaluate", "save_results", "save_model"), mock.DEFAULT)
+    with mock.patch.object(server, "select_users", side_effect=draws), mock.patch.multiple(server, **silent):
+        server.train(arguments)
+    network = server.model.layers
+    fc, norm, _ = teacher.fc_layers
+    return make_result(torch.nn.ModuleList([network[1], fc, teacher.representation_layer, network[-1], norm]))
+
+
 def run_dpsgd(peer: Peer, ours: Ours) -> Namespace:
     """Runs DisPFL's D-PSGD, where clients mix and then train; it ends with another mixing."""
     api, trainer_module = import_stubbed("fedml_api.standalone.dpsgd.dpsgd_api", "fedml_api.standalone.dpsgd.my_model_trainer")
@@ -713,6 +799,26 @@ CASES = {
             {},
             {"variant": "released", "lcl": {"ramp": RAMP}, "weights": "samples"},
             fields=DRAWN,
+        ),
+    ),
+    "fedgen": Case(
+        "FedGen",
+        run_fedgen,
+        "fedgen",
+        Peer(
+            "",
+            "",
+            {},
+            {"variant": "official", "noise": pfllib.NOISE, "hidden": HIDDEN, "generator_batch": max(SIZES)},
+            server=lambda server: server.body.params | {"head": server.head} | server.generator.params,
+            fields=DRAWN,
+            fix=draw_in_order,
+            departures={
+                "a head's losses of all examples are multiplied by the weights of all": change(
+                    "FLAlgorithms.trainmodel.generator.Generator.init_loss_fn", after=weight_each_example
+                ),
+                "a client's rate falls by 0.99 in each round": change("FLAlgorithms.users.userbase.User.__init__", after=keep_rate),
+            },
         ),
     ),
     "dfedavg": Case(

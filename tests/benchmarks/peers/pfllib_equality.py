@@ -282,14 +282,16 @@ def train_plainly_first() -> contextlib.AbstractContextManager:
 
 
 @contextlib.contextmanager
-def draw_once() -> Iterator[None]:
-    """Gives both sides of FedGen the same labels and noise in each step."""
+def draw_once(is_of_labels: Callable[[Any], bool] = lambda pool: len(pool) == sum(SIZES)) -> Iterator[None]:
+    """Gives both sides of FedGen the same labels and noise in each step; `is_of_labels` tells what NumPy draws labels from."""
     rng = np.random.default_rng(0)
     labels, noise = rng.integers(0, 10, max(SIZES)), rng.random((max(SIZES), NOISE), np.float32)
     choose, uniform, rand = np.random.choice, jax.random.uniform, torch.rand
     with (
-        mock.patch("numpy.random.choice", lambda a, *args, **kw: labels if len(a) == sum(SIZES) else choose(a, *args, **kw)),
-        mock.patch("torch.rand", lambda shape, **kw: torch.tensor(noise) if shape == noise.shape else rand(shape, **kw)),
+        mock.patch("numpy.random.choice", lambda a, *args, **kw: labels if is_of_labels(a) else choose(a, *args, **kw)),
+        mock.patch(
+            "torch.rand", lambda shape, **kw: torch.tensor(noise[: shape[0]]) if shape[1:] == noise.shape[1:] else rand(shape, **kw)
+        ),
         mock.patch("jax.random.categorical", return_value=jnp.asarray(labels)),
         mock.patch(
             "jax.random.uniform",
