@@ -92,6 +92,8 @@ def test_canaries_are_mislabelled_examples_that_are_in_by_coin_flips():
     first = len(data.train.y)
     rows = np.concatenate([index[index >= first] for index in inserted.data.train_index]) - first
     assert sorted(rows) == np.flatnonzero(inserted.is_in).tolist()
+    counts = [np.bincount(inserted.data.train.y[index], minlength=10) for index in inserted.data.train_index]
+    np.testing.assert_array_equal(inserted.data.label_table, counts)
     assert len(inserted.data.test.y) == len(data.test.y) - 100
     assert np.array_equal(inserted.data.train.x[first:], inserted.examples.x)
     seen = {x.tobytes(): int(y) for x, y in zip(data.test.x, data.test.y, strict=True)}

@@ -124,6 +124,11 @@ def test_power_of_choice_on_a_few_examples_or_on_known_losses():
     assert len(known) == N
 
 
+def test_power_of_choice_takes_no_empty_place_before_a_candidate():
+    few = facts(SIZES, reached=np.arange(N) < 2, losses=np.arange(N))
+    assert PowerOfChoiceSampler(C, N).draw(KEY, 0, few, ()).tolist() == [1, 0, N]
+
+
 def test_power_of_choice_is_by_size_where_all_candidates_are_taken():
     losses = np.zeros(N)
     few, ties = PowerOfChoiceSampler(C, N, candidates=C), PowerOfChoiceSampler(C, N)
