@@ -80,6 +80,8 @@ def test_the_summary_tells_the_spread_in_a_line_for_each_score(tmp_path):
     assert [of_round(selected) for selected in (9, 4, None)] == [9, None, None]
     assert client_scores.summarize_spread(tmp_path, 1, None) == {}  # the last file is of round 2
     assert lines == [f"clients  {OWN}: worst tenth 5.0 %, deciles 1, 5, 9: 10.0 %, 50.0 %, 90.0 %"]
+    other = last | {"scores": {OWN: last["scores"][OWN] | {"worst_tenth": 0.5}}}
+    assert "worst tenth 50.0 %" in format_summary(summary | {"clients": {"last": last, "selected": other}})
 
 
 def test_names_of_clients_stand_beside_their_numbers(tmp_path):
