@@ -61,9 +61,10 @@ class _Ring:
     def add_reader(self, version: int) -> None:
         self._readers[version] += 1
 
-    def remove_reader(self, version: int, newest: int) -> None:
+    def remove_reader(self, version: int) -> None:
+        """Forgets a client at its place; the newest version loses its last one only where a step makes the next one."""
         self._readers[version] -= 1
-        if not self._readers[version] and version != newest:
+        if not self._readers[version]:
             self._release(version)
 
     def add_version(self, newest: int) -> int:
@@ -122,7 +123,7 @@ def order_arrivals(
             arrived.append(heapq.heappop(places))
         for _, _, client, downloaded in arrived:
             if max_staleness is not None and version - downloaded > max_staleness:
-                ring.remove_reader(downloaded, version)
+                ring.remove_reader(downloaded)
                 busy[client], idle, dropped = False, idle + 1, dropped + 1
                 continue
             waiting.append((client, downloaded))
@@ -133,7 +134,7 @@ def order_arrivals(
             staleness = np.array([version - downloaded for _, downloaded in waiting], np.int32)
             slots = np.array([ring.slots[downloaded] for _, downloaded in waiting], np.int32)
             for _, downloaded in waiting:
-                ring.remove_reader(downloaded, version)
+                ring.remove_reader(downloaded)
             busy[ids], idle = False, idle + len(ids)
             version, waiting = version + 1, []
             yield ServerStep(ids, staleness, slots, ring.add_version(version), now, dropped)

@@ -9,7 +9,7 @@ ROUNDING = 2.0**-23  # of float32, in which scores are computed: 342 of 360 are 
 def is_reached(target: float, value: float, larger: bool = True) -> bool:
     """Returns whether a score is at least a target, or (`larger` False) at most; NaN is not.
 
-    >>> [is_reached(0.95, value) for value in (0.949999988, 0.9499, 0.96)], is_reached(0.5, 0.4, larger=False)
+    >>> [is_reached(0.95, value) for value in (0.949999988, 0.949999, 0.96)], is_reached(0.5, 0.4, larger=False)
     ([True, False, True], True)
     """
     return math.isclose(value, target, rel_tol=ROUNDING) or (value >= target if larger else value <= target)

@@ -239,7 +239,8 @@ def test_columns_far_from_zero_keep_their_digits(caplog):
     near, far = built(divided(SECONDS)), built(divided(SECONDS + 1_700_000_000))
     assert far.spec.data.x_offset is not None
     assert far.spec.data.train.x.dtype == np.float32
-    np.testing.assert_array_equal(far.spec.data.train.x + far.spec.data.x_offset, SECONDS + 1_700_000_000)
+    for part in (far.spec.data.train, far.spec.data.test):
+        np.testing.assert_array_equal(part.x + far.spec.data.x_offset, SECONDS + 1_700_000_000)
     np.testing.assert_allclose(logits(far, far.spec.data.train.x), logits(near, near.spec.data.train.x), atol=1e-5)
     (line,) = caplog.messages
     assert "x[..., 0] is centred at 17000000" in line

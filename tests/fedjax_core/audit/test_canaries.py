@@ -11,6 +11,7 @@ import pytest
 
 from fedjax_core import audit
 from fedjax_core.algorithm import ClientData, Examples, Net
+from fedjax_core.audit import membership
 from fedjax_core.data import federated_data, hold_out, poisoning, sources
 from fedjax_core.privacy import Release, compute_epsilon
 from fedjax_core.task import Model
@@ -34,12 +35,14 @@ def p_value(canaries: int, guesses: int, hits: int, epsilon: float, delta: float
 
 @pytest.mark.parametrize("delta", [1e-6, 1e-4])
 def test_the_bound_is_where_the_p_value_of_the_paper_is_the_significance(delta: float):
-    is_in = np.arange(200) < 100
+    is_in, auditing = np.arange(200) < 100, membership.import_auditing()
     scores = np.where(is_in, 1.0, 0.0)
     scores[3], scores[150:153] = 0.0, 1.0  # of 102 guesses 99 are right
     found = audit.audit_scores(scores, is_in, delta=delta, significance=0.1, threshold=0.5)
     assert found.lower > 1
     assert p_value(200, 102, 99, found.lower, delta) == pytest.approx(0.05, rel=1e-3), "half of the significance is this bound's"
+    other = auditing.CanaryScoreAuditor(scores[is_in], scores[~is_in])
+    assert found.lower_gaussian == other.epsilon_one_run_fdp(0.05, delta, threshold_strategy=auditing.Explicit(0.5))
 
 
 def linear_model(inputs: int) -> Model:
@@ -89,6 +92,8 @@ def test_canaries_are_mislabelled_examples_that_are_in_by_coin_flips():
     first = len(data.train.y)
     rows = np.concatenate([index[index >= first] for index in inserted.data.train_index]) - first
     assert sorted(rows) == np.flatnonzero(inserted.is_in).tolist()
+    counts = [np.bincount(inserted.data.train.y[index], minlength=10) for index in inserted.data.train_index]
+    np.testing.assert_array_equal(inserted.data.label_table, counts)
     assert len(inserted.data.test.y) == len(data.test.y) - 100
     assert np.array_equal(inserted.data.train.x[first:], inserted.examples.x)
     seen = {x.tobytes(): int(y) for x, y in zip(data.test.x, data.test.y, strict=True)}
@@ -113,6 +118,8 @@ def test_canaries_leave_poisoned_examples_the_last():
     found = audit.insert_canaries(poisoned, 40, seed=3).data
     assert found.poisoned_rows == poisoned.poisoned_rows == len(data.train_index[1]) + len(data.train_index[3])
     np.testing.assert_array_equal(hold_out.find_seen_examples(found), np.arange(len(data.train.y) + 40))
+    for new, old in zip(found.train, poisoned.train, strict=True):
+        np.testing.assert_array_equal(new[-found.poisoned_rows :], old[-found.poisoned_rows :])
     for before, after in zip(poisoned.train_index, found.train_index, strict=True):
         np.testing.assert_array_equal(found.train.x[after[: len(before)]], poisoned.train.x[before])
         np.testing.assert_array_equal(found.train.y[after[: len(before)]], poisoned.train.y[before])

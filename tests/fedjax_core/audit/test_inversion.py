@@ -82,6 +82,10 @@ def test_similarities_are_those_of_their_formulas():
     expected = (2 * 0.5 * 0.7 + 1e-4) / (0.5**2 + 0.7**2 + 1e-4)  # only the means differ
     assert images.structural_similarity(flat, flat + 0.2, 1.0) == pytest.approx(expected)
     assert images.structural_similarity(image, rng.random((16, 16, 1)), 1.0) < 0.2
+    assert images.peak_signal_to_noise(255 * image, 255 * image + 1, 255.0) == pytest.approx(20 * np.log10(255))
+    one, two = rng.random((2, 16, 16, 3))
+    by_channel = [images.structural_similarity(one[..., c : c + 1], two[..., c : c + 1], 1.0) for c in range(3)]
+    assert images.structural_similarity(one, two, 1.0) == pytest.approx(np.mean(by_channel))
 
 
 def test_streamed_examples_are_observed_too():

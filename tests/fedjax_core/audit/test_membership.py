@@ -5,6 +5,7 @@ import importlib.util
 from pathlib import Path
 from unittest import mock
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -30,6 +31,19 @@ def test_true_positives_are_counted_at_rates_of_false_ones():
         assert high - low == pytest.approx(2 * 1.96 * np.sqrt(0.25 * 0.75 / 200), rel=0.25), "a binomial's"
 
 
+def test_thresholds_and_ties_by_hand():
+    """At most one, and ten, of 1000 others are above the thresholds 998 and 989; the area counts a tie half."""
+    found = audit.infer_membership(np.array([998, 998.5, 999.5, 0]), np.arange(1000.0))
+    assert [estimate for estimate, _, _ in found.true_positives.values()] == [0.5, 0.75]
+    assert audit.infer_membership(np.ones(2), np.array([0.0, 1.0])).area == 0.75
+
+
+def test_a_confidence_is_the_log_of_the_odds():
+    logits, y = np.array([[2.0, 0.5, -1.0], [0.0, 1.0, 3.0]]), np.array([0, 1])
+    p = np.exp(logits[[0, 1], y]) / np.exp(logits).sum(1)
+    np.testing.assert_allclose(membership._logit_confidence(jnp.asarray(logits), jnp.asarray(y)), np.log(p / (1 - p)), rtol=1e-5)
+
+
 def test_scores_that_are_nan_are_refused():
     """They looked like those of a model that leaks nothing: area 0.5, epsilon 0."""
     good, bad = np.arange(4.0), np.array([0.0, np.nan, 2.0, np.nan])
@@ -51,7 +65,7 @@ def test_the_likelihood_ratio_leaves_out_models_that_had_the_example():
     expected = (target - shadows[4:].mean(0)) / deviation
     np.testing.assert_allclose(audit.score_by_shadows(target, np.where(was_in, 99.0, shadows), was_in), expected)
     with pytest.raises(ValueError, match="fewer than two shadow models"):
-        audit.score_by_shadows(target, shadows, np.ones((8, 5), bool))
+        audit.score_by_shadows(target, shadows, np.arange(8)[:, None] < np.full(5, 7))
 
 
 def test_an_example_of_several_clients_is_in_one_model_of_a_pair(monkeypatch):
@@ -65,7 +79,8 @@ def test_an_example_of_several_clients_is_in_one_model_of_a_pair(monkeypatch):
         assert not np.intersect1d(np.concatenate(first), np.concatenate(rest)).size
         for own, *halves in zip(lists, first, rest, strict=True):
             np.testing.assert_array_equal(np.sort(np.concatenate(halves)), own)
-        assert [len(half) for half in first][::3] == [5, 4]
+        assert [len(first[i]) for i in (0, 1, 3)] == [5, 5, 4]
+    assert len({call.args[0] for call in simulator.init.call_args_list}) == 4  # seeds
     assert not np.array_equal(trained_on[0], trained_on[2])
 
 

@@ -46,3 +46,5 @@ def test_apportion_capped_adds_up_below_the_caps(parts, fraction):
 def test_apportion_capped_moves_the_excess_in_proportion():
     got = apportion.apportion_capped(100, np.array([0.8, 0.15, 0.05]), np.array([40, 100, 100]))
     assert got.tolist() == [40, 45, 15]
+    got = apportion.apportion_capped(10, np.array([1, 0, 0]), np.array([4, 2, 6]))
+    assert got.tolist() == [4, 2, 4]  # 1.5 and 4.5 of the room of 2 and 6

@@ -118,6 +118,14 @@ def test_clients_with_equal_data_have_as_many_test_examples():
     data = federated_data.from_index(*balanced())
     assert set(data.test_label_table.sum(1)) == {2, 3}
     assert data.test_label_table.sum(0).tolist() == [50] * 10
+    assert abs(data.test_label_table[:100].sum() - 250) < 25  # the first clients have no more
+
+
+def test_proportional_test_examples_are_drawn():
+    rows = divide("iid", 2).test_index[0]
+    for c in range(4):
+        places = np.flatnonzero(np.isin(np.flatnonzero(DATA.test.y == c), rows))
+        assert np.ptp(places) >= len(places)
 
 
 @pytest.mark.parametrize("many", [apportion.MANY, 0], ids=["one by one", "together"])
@@ -126,6 +134,7 @@ def test_matched_leaves_out_no_class(monkeypatch, many):
     dataset, lists = balanced()
     data = federated_data.federate(dataset, lambda clients: list(lists), 200, test_split="matched", test_examples=4)
     assert np.abs(data.test_label_table.sum(0) - 80).max() < 30
+    assert np.isin(range(490, 500), np.concatenate(data.test_index)).sum() >= 5  # the last ones of each class, too
 
 
 def test_proportional_leaves_out_classes_that_nobody_trains_on():
@@ -296,10 +305,10 @@ def test_pooled_does_not_depend_on_the_partition():
 def test_the_pooled_client_is_tested_as_often_as_clients_are():
     """So that its score is the clients' mean, weighted by their test examples."""
     shared, own, overlapping = (
-        federated_data.pool_clients(federated_data.from_index(DATA, [[1], [2]], test)).test_index[0].tolist()
-        for test in ([[7, 3], [3, 7]], [[7], [2]], [[7, 3], [3]])
+        federated_data.pool_clients(federated_data.from_index(DATA, [[1], [2], [3]], test)).test_index[0].tolist()
+        for test in ([[7, 3], [3, 7], [3, 7]], [[7], [2], [4]], [[7, 3], [3], [3]])
     )
-    assert (shared, own, overlapping) == ([3, 7], [2, 7], [3, 3, 7])
+    assert (shared, own, overlapping) == ([3, 7], [2, 4, 7], [3, 3, 3, 7])
 
 
 def test_the_pooled_client_has_a_name_where_clients_have_names():

@@ -5,7 +5,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedjax_core import experiment
@@ -40,6 +40,8 @@ def test_some_clients_are_taken_out_with_their_rows(clients, seed, fraction):
     np.testing.assert_array_equal(new.test_label_table, whole.test_label_table[new.ids])
     again = hold_out.hold_out_clients(whole, fraction, seed)
     assert data.partition_hash == again.partition_hash != whole.partition_hash
+    alone = federated_data.replace_index(whole, data.train_index, data.test_index, data.validation_index)
+    assert alone.partition_hash != data.partition_hash  # which others are scored counts
 
 
 def test_a_number_of_clients_by_the_data_seed():
@@ -86,6 +88,8 @@ def test_inputs_are_scaled_by_rows_that_somebody_seen_has():
         != experiment.compute_mean_and_std(many)
     )
     shared = dataclasses.replace(data, train_index=(np.union1d(data.train_index[0], theirs), *data.train_index[1:]))
+    assert len(hold_out.find_seen_examples(shared)) == len(whole.train.y)
+    shared = dataclasses.replace(data, validation_index=(theirs, *data.validation_index[1:]))
     assert len(hold_out.find_seen_examples(shared)) == len(whole.train.y)
 
 
@@ -223,6 +227,7 @@ def test_nobody_trains_on_an_example_that_anybody_holds_out(part, scheme):
     st.one_of(st.integers(1, 3), st.floats(0.05, 0.6)),
     st.integers(0, 10_000),
 )
+@example([[0, 1, 2, 9], [9, 10, 11, 12]], 0.25, 0)  # one's last example is the next one's first
 def test_any_lists(lists, part, seed):
     lists.append([row for rows in lists for row in rows])  # somebody shares with everybody
     whole = federated_data.from_index(DATA, lists, [[0]] * len(lists))
@@ -234,6 +239,13 @@ def test_any_lists(lists, part, seed):
         return
     data = hold_out.hold_out_validation(whole, part, seed)
     assert (plain(data.train_index), plain(data.validation_index)) == wanted
+
+
+def test_a_class_whose_part_is_a_whole_number_gives_no_more():
+    dataset = sources.from_arrays(np.zeros((4, 1)), [0, 0, 1, 2], np.zeros((1, 1)), [0])
+    for seed in range(10):
+        data = hold_out.hold_out_validation(federated_data.from_index(dataset, [[0, 1, 2, 3]] * 2), 2, seed)
+        assert [sum(dataset.train.y[rows] == 0) for rows in data.validation_index] == [1, 1]
 
 
 @pytest.mark.parametrize("block", [7, 100])

@@ -49,8 +49,8 @@ def test_each_clients_examples_are_those_of_the_partition_of_all():
 def test_the_draw_is_random_and_of_the_seed():
     draws = [numbers(federated_data.federate(dataset(), "iid", 2, seed=seed, test_split="merged")) for seed in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]
-    first = sorted(draws[0][1][0])
-    assert first != list(range(first[0], first[0] + len(first)))
+    own, tests = draws[0][0][0] | draws[0][1][0], draws[0][1][0]
+    assert set(sorted(own)[: len(tests)]) != tests != set(sorted(own)[-len(tests) :])
 
 
 def test_natural_clients_keep_theirs_and_their_names():

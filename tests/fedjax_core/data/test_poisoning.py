@@ -51,7 +51,9 @@ def test_label_noise_moves_a_share_of_the_labels_to_other_classes():
         assert ((y >= 0) & (y < data.classes)).all()
         assert y.dtype == before.dtype
     moves = [found.train.y[found.train_index[i]] - data.train.y[data.train_index[i]] for i in (0, 2)]
-    assert len(set(np.concatenate(moves).tolist())) > 2, "drawn, and for each client anew"
+    assert len(set(np.concatenate(moves).tolist())) > 2
+    assert moves[0].tolist() != moves[1].tolist(), "drawn for each client anew"
+    assert moves[0][5:].any(), "not only the first half"
     np.testing.assert_array_equal(found.test.y, data.test.y)
 
 
@@ -62,6 +64,7 @@ def test_a_backdoor_marks_a_share_of_the_rows_and_gives_them_its_class(dtype, va
     x, y = found.train.x[found.train_index[2]], found.train.y[found.train_index[2]]
     marked = (x[:, 4:, 4:] == value).all((1, 2, 3))
     assert marked.sum() == 3
+    assert not marked[:3].all(), "drawn"
     assert (y[marked] == 2).all()
     before = data.train.x[data.train_index[2]]
     np.testing.assert_array_equal(x[~marked], before[~marked])

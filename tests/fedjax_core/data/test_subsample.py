@@ -87,6 +87,11 @@ def test_adapted_to_other_images(channels):
     assert match_image_shape(whole, whole) is whole
 
 
+def test_grey_is_rounded():
+    pixel, like = np.array([[[[0, 1, 1]]]], np.uint8), np.zeros((1, 1, 1, 1), np.uint8)
+    assert match_image_shape(Examples(pixel, np.zeros(1)), Examples(like, np.zeros(1))).x.tolist() == [[[[1]]]]
+
+
 def test_what_is_not_an_image_is_not_adapted():
     rows = Examples(np.zeros((2, 5), np.float32), np.zeros(2, np.int32))
     with pytest.raises(ValueError, match=r"public examples uint8\[4, 4, 3\] cannot be made float32\[5\]"):

@@ -36,6 +36,9 @@ def test_tiers_of_settings_are_those_of_devices():
 
 def test_a_number_is_that_of_all_clients():
     np.testing.assert_array_equal(draw(3, population=4), [3, 3, 3, 3])
+    np.testing.assert_array_equal(draw_values(3, "rank", 2, 0, most=3), [3, 3])
+    with pytest.raises(ValueError, match="client 0 has 4, it must be an int of at least 1, at most the network's 3"):
+        draw_values(4, "rank", 2, 0, most=3)
 
 
 def test_a_file_has_a_column_for_each_setting(tmp_path):

@@ -70,6 +70,20 @@ class SampleTest(chex.TestCase):
         self.assertNotIn("1000000000]", str(jaxpr))
 
 
+@pytest.mark.parametrize("made", [client_sampling.FixedSampler, client_sampling.PoissonSampler])
+def test_rounds_and_seeds_have_cohorts_of_their_own(made):
+    draws = [np.asarray(client_sampling.draw_rounds(made(5, 20), jax.random.key(seed), 0, 3)) for seed in range(2)]
+    assert len({cohort.tobytes() for cohorts in draws for cohort in cohorts}) == 6
+
+
+def test_numbers_of_a_poisson_cohort_are_binomial():
+    sampler = client_sampling.PoissonSampler(5, 20)
+    ids = np.asarray(client_sampling.draw_rounds(sampler, jax.random.key(0), 0, 4000))
+    numbers, of_client = (ids < 20).sum(1), np.bincount(ids.ravel(), minlength=21)[:20]
+    assert (numbers.mean(), numbers.var()) == pytest.approx((5, 20 * 0.25 * 0.75), rel=0.05)
+    np.testing.assert_allclose(of_client / 4000, 0.25, atol=0.03)
+
+
 class EverySecond(ClientSampler):
     """The clients with even ids, in a program of two slots more."""
 
@@ -215,6 +229,7 @@ def test_a_subclass_that_draws_otherwise_claims_no_accounting():
             return client_sampling.sample_fixed(jax.random.fold_in(key, round_num + 1), self.population, self.size)
 
     assert (Largest.accounting, Logged.accounting, Declared.accounting) == ("", "fixed", "fixed")
+    assert [client_sampling.is_known_ahead(made(10, 100)) for made in (Largest, Logged, EverySecond)] == [False, True, False]
     assert Largest.log_moments is ClientSampler.log_moments
     assert Logged.log_moments is client_sampling.FixedSampler.log_moments
     assert client_sampling.CyclicSampler.log_moments is client_sampling.FixedSampler.log_moments

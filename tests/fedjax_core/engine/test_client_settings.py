@@ -90,6 +90,16 @@ def test_clients_take_the_steps_for_which_they_have_time(seconds, deadline, batc
         assert record["simulated_seconds"] == pytest.approx(last)
 
 
+def test_the_share_of_a_plan_is_whole_steps_in_float32():
+    """13 of 44 steps: 13 / 44 times 44 is below 13 there."""
+    steps, planned = np.array([7, 13, 1, 29, 13, 13, 13, 13]), 11 * np.array(SIZES, np.float32)
+    devices = ClientDevices(PROFILES._replace(examples_per_second=steps + 0.5), deadline=1.5, is_partial=True)
+    own = ClientSettings(batch=np.array([1] * N + [toy.BATCH], np.int32))
+    share = simulate(epochs=11, client_devices=devices, client_settings=own).spec.host_arrays.settings.share
+    assert share.dtype == np.float32
+    np.testing.assert_array_equal(np.floor(share * planned), steps)
+
+
 def test_work_follows_each_clients_epochs():
     simulation = simulate(client_settings=ClientSettings(epochs=np.arange(1, N + 1, dtype=np.int32)))
     np.testing.assert_allclose(client_work.measure_work(simulation.spec).total(), np.arange(1, N + 1) * SIZES, rtol=1e-6)

@@ -85,6 +85,19 @@ class FaultsTest(chex.TestCase):
         with self.assertRaisesRegex(simulator.Diverged, r"the training loss of 3 of 4 clients \(3, 6, 9\) is not finite"):
             divergence.raise_if_diverged(np.array([9, -1, 3, 6, 4]), seen, False, 1)
 
+    def test_a_round_that_leaves_everybody_out_ends(self):
+        for left_out, present in ((0, 0), (2, 3)):
+            divergence.raise_if_all_left_out(left_out, present, 1, None)
+        for present, who in ((3, "all 3 clients"), (1, "the one client")):
+            with self.assertRaisesRegex(simulator.Diverged, f"round 1: {who} of the cohort sent or kept something that is not"):
+                divergence.raise_if_all_left_out(present, present, 1, None)
+
+    def test_scores_of_who_is_absent_are_not_checked(self):
+        scores = {"personal": {"loss": (np.array([np.nan, 1.0]), np.ones(2))}}
+        divergence.raise_if_scores_diverged(scores, np.array([-1, 3]), "its examples", 1, None)
+        with self.assertRaisesRegex(simulator.Diverged, "the personal model of client 2 on its examples is not finite"):
+            divergence.raise_if_scores_diverged(scores, np.array([2, 3]), "its examples", 1, None)
+
     def test_a_score_says_whose_model_is_not_finite(self):
         sim, state = start(0, ALL)
         kept = state.clients[0]["kept"].at[3].set(jnp.nan)

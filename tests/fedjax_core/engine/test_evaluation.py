@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_core.algorithm import Net
-from fedjax_core.engine import evaluation
+from fedjax_core.engine import evaluation, evaluation_step
 from fedjax_core.engine.simulator import Evaluation, Group
 from methods.fedavg import fedavg
 from methods.local import local
@@ -36,6 +36,15 @@ def statistics(prefix, scores, weights):
         flat[f"{prefix}/{metric}/lowest"] = min(values)
         flat[f"{prefix}/{metric}/highest"] = max(values)
     return flat
+
+
+def test_what_a_client_has_no_score_of_is_nan():
+    values = evaluation_step.divide_by_weights({"a": (np.float32([1, 0]), np.float32([2, 0]))})["a"]
+    first = evaluation_step.ClientScores(np.array([0, 1]), np.array([2, 0]), {"a": values})
+    joined = evaluation_step.concatenate_clients(first, first._replace(ids=np.array([4, 5]), scores={"b": values}))
+    assert (joined.ids.tolist(), joined.rows.tolist()) == ([0, 1, 4, 5], [2, 0, 2, 0])
+    np.testing.assert_array_equal(joined.scores["a"], [0.5, np.nan, np.nan, np.nan])
+    np.testing.assert_array_equal(joined.scores["b"], [np.nan, np.nan, 0.5, np.nan])
 
 
 class EvaluationTest(chex.TestCase):

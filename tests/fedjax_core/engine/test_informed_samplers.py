@@ -84,6 +84,8 @@ def test_by_size_and_by_availability():
     assert len(seen) > C
     few = client_sampling.make_sampler("available", C, N).draw(KEY, 0, facts(SIZES, reached=np.arange(N) == 5), ())
     assert few.tolist() == [5, N, N]
+    empty = facts(np.where(np.arange(N) == 5, 0, SIZES), reached=np.isin(np.arange(N), (5, 6)))
+    assert client_sampling.make_sampler("available", C, N).draw(KEY, 0, empty, ()).tolist() == [6, N, N]
 
 
 @pytest.mark.parametrize(("options", "candidates"), [("", 2 * C), (f"(candidates={N})", N)])
@@ -124,9 +126,15 @@ def test_power_of_choice_on_a_few_examples_or_on_known_losses():
     assert len(known) == N
 
 
+def test_power_of_choice_takes_no_empty_place_before_a_candidate():
+    few = facts(SIZES, reached=np.arange(N) < 2, losses=np.arange(N))
+    assert PowerOfChoiceSampler(C, N).draw(KEY, 0, few, ()).tolist() == [1, 0, N]
+
+
 def test_power_of_choice_is_by_size_where_all_candidates_are_taken():
     losses = np.zeros(N)
     few, ties = PowerOfChoiceSampler(C, N, candidates=C), PowerOfChoiceSampler(C, N)
+    assert [PowerOfChoiceSampler(size, N).num_candidates for size in (3, 5)] == [6, N]
     draw_key, _ = jax.random.split(jax.random.fold_in(KEY, 7))
     expected = take(SIZES, noise(draw_key, N), C)
     assert few.draw(KEY, 7, facts(SIZES, losses=np.arange(N)), ()).tolist() == sorted(expected, reverse=True)
@@ -218,6 +226,11 @@ def test_oort_equals_loops(options):
         assert int(state.last_round[i]) == oracle.last[i]
 
 
+def test_oort_prefers_seconds_of_clients_that_have_examples():
+    sampler, clients = OortSampler(2, 5, quantile=0.4), facts(np.array([0, 0, 5, 5, 5]), np.array([0.1, 0.1, 2.0, 4.0, 8.0]))
+    np.testing.assert_allclose(sampler._penalise(clients, sampler.init(clients))[2:], [1, 1, 0.25])
+
+
 def test_oort_begins_with_clients_that_never_took_part():
     sampler = OortSampler(4, 12, exploration=1.0, decay=1.0, least=1.0)
     known = facts(np.full(12, 5), np.ones(12))
@@ -227,6 +240,8 @@ def test_oort_begins_with_clients_that_never_took_part():
         seen += ids.tolist()
         state = sampler.update(state, known, r, Cohort(ids, jnp.full(4, 5)), jnp.ones(4))
     assert sorted(seen) == list(range(12))
+    few = facts(np.full(12, 5), np.ones(12), reached=np.arange(12) < 2)
+    assert sorted(sampler.draw(KEY, 0, few, sampler.init(few)).tolist()) == [0, 1, 12, 12]
     assert len(set(sampler.draw(KEY, 3, known, state).tolist())) == 4  # then exploits
 
 

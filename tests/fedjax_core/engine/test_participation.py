@@ -9,6 +9,7 @@ import pytest
 
 from fedjax_core.devices import Availability, ClientDevices, DeviceProfiles
 from fedjax_core.engine import aot, participation
+from fedjax_core.engine.client_work import measure_work
 from fedjax_core.engine.streams import stream_key
 from tests import naive, toy
 
@@ -54,11 +55,13 @@ def test_a_profile_alone_changes_no_program():
     assert text_of(plain) != text_of(simulate(deadline=1.0))
 
 
-def test_seconds_by_hand():
-    spec, seconds = simulate().spec, seconds_of(simulate())
-    shapes = spec.shapes.groups[0]
-    down, up = (sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)) for tree in shapes.wire)
-    np.testing.assert_allclose(seconds, 0.25 + down / 1e3 + 2 * SIZES / SPEED + up / 2e3)
+@pytest.mark.parametrize("name", ["local", "fedproto"])  # which sends nothing, and which sends more than it receives
+def test_seconds_by_hand(name):
+    spec = toy.simulate(name, mixed=False, client_devices=ClientDevices(profiles())).spec
+    down, up = (sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)) for tree in spec.shapes.groups[0].wire)
+    examples = 2 * SIZES if name == "local" else measure_work(spec).total()
+    assert (down < up) == (name == "fedproto")
+    np.testing.assert_allclose(spec.client_seconds, 0.25 + down / 1e3 + examples / SPEED + up / 2e3)
 
 
 @pytest.mark.parametrize("mixed", [False, True])
@@ -111,6 +114,7 @@ def _uniform(seed: int, round_num: int, i: int) -> float:
         ({"deadline": 9.0}, [1, 3, -1], 3, 9.0),  # somebody that was sampled does not come: the server cannot know
         ({"deadline": 9.0, "wait_for": 2}, [1, 3, -1], 3, "slowest"),
         ({"deadline": 9.0, "wait_for": 3}, [1, 3, -1], 3, 9.0),
+        ({"deadline": 9.0, "wait_for": 3}, [1, 3, -1], 2, "slowest"),  # no more were sampled
         ({"wait_for": 3}, [1, 3, -1], 3, "slowest"),
     ],
 )
@@ -127,6 +131,8 @@ def test_a_fraction_is_of_the_sampled_clients_that_have_examples(sampling):
     index = [rows if i % 4 else rows[:0] for i, rows in enumerate(toy.data().train_index)]
     data, devices = dataclasses.replace(toy.data(), train_index=index), ClientDevices(profiles(), wait_for=0.75, deadline=9.0)
     simulation = toy.simulate("local", mixed=False, data=data, sampling=sampling, client_devices=devices)
+    slots = simulation.spec.sampler.slots
+    assert simulation.spec.host_arrays.participation.awaited.tolist() == [max(1, round(0.75 * n)) for n in range(slots + 1)]
     numbers = set()
     for r, record in enumerate(simulation.run_rounds(simulation.init(4), 6)[1]):
         seconds = np.sort(seconds_of(simulation)[[i for i in drawn(simulation, r) if len(index[i])]])
@@ -135,6 +141,13 @@ def test_a_fraction_is_of_the_sampled_clients_that_have_examples(sampling):
         assert record["simulated_seconds"] == seconds[awaited - 1]
         numbers.add(awaited)
     assert len(numbers) > 1
+
+
+def test_a_client_that_comes_at_the_deadline_is_in_time():
+    seconds = seconds_of(simulate())
+    held = simulate(deadline=float(np.sort(seconds)[3])).spec.host_arrays.participation
+    assert held is not None
+    np.testing.assert_array_equal(held.is_late, np.argsort(np.argsort(seconds)) > 3)
 
 
 def test_records_say_who_was_sampled_and_how_long_it_took():
@@ -165,6 +178,13 @@ def test_off_the_devices_all_is_the_same():
 def test_policies_that_cannot_be(devices, message):
     with pytest.raises(ValueError, match=message):
         simulate(**devices)
+
+
+def test_a_client_without_examples_meets_no_deadline_for_the_others():
+    data = dataclasses.replace(toy.data(), train_index=[rows if i else rows[:0] for i, rows in enumerate(toy.data().train_index)])
+    of_messages = float((seconds_of(simulate()) - 2 * SIZES / SPEED).max())
+    with pytest.raises(ValueError, match=r"devices.deadline=\S+ s is before the fastest client's round ends"):
+        toy.simulate("local", mixed=False, data=data, client_devices=ClientDevices(profiles(), deadline=of_messages + 1e-3))
 
 
 def test_policies_need_profiles():

@@ -297,6 +297,9 @@ class PlaneTest(chex.TestCase):
         np.testing.assert_allclose(found.places @ found.places.T, wanted @ wanted.T, atol=1e-5)
         np.testing.assert_allclose(found.share, (found.places**2).sum(0) / (wanted**2).sum(), rtol=1e-5)
         self.assertGreater(found.share[0], found.share[1])
+        apart = [Net({"k": row}, {}) for row in np.diag([3, 2, 1]).astype(np.float32)]  # the last one is outside of the plane
+        share = analysis.find_plane(Net({"k": np.zeros(3, np.float32)}, {}), apart).share
+        np.testing.assert_allclose(share, [9 / 14, 4 / 14], rtol=1e-5)
         for few in ([others[0]], [others[0]] * 3, [centre] * 3):
             with self.assertRaisesRegex(ValueError, "a plane needs two models beside the central one"):
                 analysis.find_plane(centre, few)

@@ -42,7 +42,12 @@ def test_lines_of_many_clients_are_made_and_read_in_parts(tmp_path, monkeypatch)
     np.testing.assert_array_equal(found.scores[OWN].astype(np.float32), values.astype(np.float32))
 
 
-@pytest.mark.parametrize("text", ["", "client,x\n1,2\n", f"round,client,test_rows,{OWN}\n1,0,7,a\n", "round,client,test_rows\n"])
+HEAD = f"round,client,test_rows,{OWN}\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "client,x\n1,2\n", f"{HEAD}1,0,7,a\n", "round,client,test_rows\n", f"{HEAD}1,0,7,0.5\n2,1,7,0.5\n"]
+)
 def test_a_file_that_is_none_is_named(tmp_path, text):
     (tmp_path / "x.csv").write_text(text)
     with pytest.raises(ValueError, match=r"x.csv is not a file of clients' scores"):
@@ -58,7 +63,7 @@ def test_the_worst_tenth_and_deciles():
 
 
 def test_the_summary_tells_the_spread_in_a_line_for_each_score(tmp_path):
-    loss = {"test/personal/own/loss": np.ones(22), "validation/personal/own/accuracy": np.ones(22)}
+    loss = {"test/personal/own/loss": np.ones(22), "validation/personal/own/accuracy": np.r_[np.ones(20), np.nan, np.nan]}
     client_scores.write_client_scores(tmp_path / client_scores.LAST, 2, some([*np.arange(21) / 20, np.nan], **loss))
     client_scores.write_client_scores(tmp_path / client_scores.SELECTED, 9, some([0.5]))  # of a round that this run has not reached
     with report.Reporter(tmp_path, 2, progress=False, tensorboard=False) as reporter:
@@ -66,24 +71,27 @@ def test_the_summary_tells_the_spread_in_a_line_for_each_score(tmp_path):
     summary = reporter.close()
     assert list(summary["clients"]) == ["last"]
     last = summary["clients"]["last"]
-    assert (last["round"], last["scored"]) == (2, 22)
+    assert (last["round"], last["scored"]) == (2, 21)
     assert list(last["scores"]) == [OWN, "validation/personal/own/accuracy"]
     assert last["scores"][OWN]["worst_tenth"] == pytest.approx(0.05)  # of 0, 0.05, 0.1
     assert last["scores"][OWN]["deciles"] == pytest.approx([0.1 * i for i in range(1, 10)])
     lines = [line for line in format_summary(summary).splitlines() if line.startswith("clients")]
     of_round = lambda selected: client_scores.summarize_spread(tmp_path, 20, selected)["clients"].get("selected", {}).get("round")
     assert [of_round(selected) for selected in (9, 4, None)] == [9, None, None]
+    assert client_scores.summarize_spread(tmp_path, 1, None) == {}  # the last file is of round 2
     assert lines == [f"clients  {OWN}: worst tenth 5.0 %, deciles 1, 5, 9: 10.0 %, 50.0 %, 90.0 %"]
+    other = last | {"scores": {OWN: last["scores"][OWN] | {"worst_tenth": 0.5}}}
+    assert "worst tenth 50.0 %" in format_summary(summary | {"clients": {"last": last, "selected": other}})
 
 
 def test_names_of_clients_stand_beside_their_numbers(tmp_path):
-    names = ["hospital_00", 'of "two", words', "=1+1", "unseen"]
-    found = evaluation_step.ClientScores(np.array([0, 2, 3]), np.array([5, 6, 7]), {OWN: np.array([0.5, np.nan, 1.0])})
+    names = ["not scored", 'of "two", words', "=1+1", "unseen"]
+    found = evaluation_step.ClientScores(np.array([1, 2, 3]), np.array([5, 6, 7]), {OWN: np.array([0.5, np.nan, 1.0])})
     client_scores.write_client_scores(tmp_path / "clients.csv", 5, found, names)
     with open(tmp_path / "clients.csv", newline="") as file:
         rows = list(csv.reader(file))
     assert rows[0] == ["round", "client", "name", "test_rows", OWN]
-    assert [row[:4] for row in rows[1:]] == [["5", "0", "hospital_00", "5"], ["5", "2", "'=1+1", "6"], ["5", "3", "unseen", "7"]]
+    assert [row[:4] for row in rows[1:]] == [["5", "1", names[1], "5"], ["5", "2", "'=1+1", "6"], ["5", "3", "unseen", "7"]]
     done, again = client_scores.read_client_scores(tmp_path / "clients.csv")
-    assert (done, again.ids.tolist(), again.rows.tolist()) == (5, [0, 2, 3], [5, 6, 7])
+    assert (done, again.ids.tolist(), again.rows.tolist()) == (5, [1, 2, 3], [5, 6, 7])
     np.testing.assert_array_equal(again.scores[OWN], [0.5, np.nan, 1.0])

@@ -364,13 +364,27 @@ def test_summary_by_hand():
     }
 
 
+def test_the_selected_round_is_that_of_the_lowest_loss():
+    name = "validation/global/loss"
+    records = [{"round": n, name: loss, "test/global/accuracy": 0.1 * n} for n, loss in ((1, 2.0), (2, 1.0), (3, 3.0))]
+    summary = summarize_records(records, select=name)
+    assert summary["selected"] == {"by": name, "round": 2, "value": 1.0}
+    assert summary["metrics"]["test/global/accuracy"]["selected"] == 0.2
+
+
 def test_summary_of_little():
     assert summarize_records([]) == {"rounds": 0, "metrics": {}, "speed": {}}
+    untimed_first = [{"round": 1}, {"round": 3, "seconds": 4.0}]
+    assert summarize_records(untimed_first)["speed"] == {"seconds": 4.0, "rounds_per_second": 0.5}
     entry = summarize_records([{"round": 1, "train/accuracy": 0.5}])["metrics"]["train/accuracy"]
     assert entry["best_is"] == "best over rounds"  # not test data
     assert entry["k"] == 1
     ties = summarize_records([{"round": n, "test/x/accuracy/mean": 0.5} for n in (1, 2)])["metrics"]["test/x/accuracy/mean"]
     assert ties["best_round"] == 1
+    (undefined,) = summarize_records([{"round": n, "test/x/r2": r2} for n, r2 in ((1, np.nan), (2, -1.0))])["metrics"].values()
+    assert (undefined["best"], undefined["best_round"]) == (-1.0, 2)
+    (infinite,) = summarize_records([{"round": n, "train/loss": loss} for n, loss in ((1, math.inf), (2, 1.0))])["metrics"].values()
+    assert math.isnan(infinite["mean_last_k"])
     assert format_summary(summarize_records([])) == "speed    0 rounds"
     few = summarize_records([{"round": 1, "train/loss": 2.0}, {"round": 2, "train/loss": 1.0, "test/global/accuracy": 0.5}])
     assert format_summary(few).splitlines()[:3] == [

@@ -1,4 +1,5 @@
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -92,6 +93,8 @@ def test_dirichlet_self_balancing_passes_over_clients_with_the_mean_number(label
     for of_class in table(labels, index).T:
         assert not of_class[held >= len(labels) / clients].any()
         held += of_class
+    full = label_skew._pass_over_full_clients(np.array([2, 2]), np.log([[0.99, 0.01]] * 2))
+    assert full.tolist() == [[2, 0], [0, 2]]  # just the mean
 
 
 def test_dirichlet_self_balancing_keeps_the_proportions_of_the_others():
@@ -210,6 +213,13 @@ def test_rows_of_a_balanced_dirichlet_of_very_many_clients_are_moved_together(mo
         np.testing.assert_array_equal(together.sum(sums), one_by_one.sum(sums))
     assert np.min(together) >= 0
     assert np.abs(together - one_by_one).max() <= 3
+
+
+@pytest.mark.parametrize("move", [label_skew._move_one_by_one, label_skew._move_together])
+def test_what_is_moved_is_of_the_class_that_fits_the_taker(move):
+    table, surplus = np.array([[3, 1], [3, 1]]), np.array([1, -1])
+    move(table, surplus, np.array([[0.0, -1.0], [0.0, -5.0]]))
+    assert table.tolist() == [[2, 2], [3, 1]]
 
 
 def test_balanced_dirichlet_keeps_the_odds_ratios_of_the_draw():
@@ -350,5 +360,8 @@ def test_random_concentrations_follow_fedhpl():
     """
     tables = [table(BALANCED, partition.dirichlet(BALANCED, 5, s, alpha="random", min_size=0)) for s in range(40)]
     assert 0.6 < np.mean(np.max(tables, 1)) / 100 < 0.85
+    with mock.patch.object(label_skew, "log_dirichlet", wraps=sampling.log_dirichlet) as draw:
+        partition.dirichlet(BALANCED, 5, 0, alpha="random", min_size=0)
+    np.testing.assert_allclose(draw.call_args.args[1].sum(1), np.ones(10))
     with pytest.raises(ValueError, match="alpha='randm'"):
         partition.dirichlet(BALANCED, 5, 0, alpha="randm")  # pyright: ignore[reportArgumentType]

@@ -46,12 +46,15 @@ def test_own_distributions_of_very_many_clients():
     assert uses.max() < 12 * CLIENTS / len(LABELS) + 6 * np.sqrt(12 * CLIENTS / len(LABELS))
 
 
-def test_two_classes_for_each_of_very_many_clients():
+def test_two_classes_for_each_of_very_many_clients(monkeypatch):
     train, _ = MAKE.pathological_clients(LABELS, TEST_LABELS, CLIENTS, 0, classes_per_client=2, train_examples=6, test_examples=0)
     mine = check(train, 6, LABELS)
     assert (np.sort(mine)[:, -2:] == 3).all()
     holders = (mine > 0).sum(0)
     assert holders.max() - holders.min() <= 1
+    monkeypatch.setattr(per_client_label_skew, "_BLOCK", 40_000)  # 4000 clients
+    train, _ = MAKE.pathological_clients(LABELS, TEST_LABELS, CLIENTS, 0, classes_per_client=2, train_examples=6, test_examples=0)
+    np.testing.assert_array_equal(check(train, 6, LABELS), mine)
     lists = label_skew.pathological(LABELS, CLIENTS, 0, classes_per_client=1)
     assert set(lists.size.tolist()) == {1}
 

@@ -39,6 +39,8 @@ def test_clients_are_tested_on_a_domain_that_nobody_has():
     train, test = partition.by_domain(np.repeat([0, 2, 3], 5), np.ones(4, int), 6, 0)
     assert [len(part) for part in train] == [3, 3, 3, 2, 2, 2]
     assert [part.tolist() for part in test] == [[0, 1, 2, 3]] * 6
+    _, test = partition.by_domain(np.repeat([0, 2], 3), np.array([0, 2, 1, 0]), 2, 0)
+    assert [part.tolist() for part in test] == [[0, 3], [1]]  # some are known
 
 
 def test_natural_clients_keep_their_rows():

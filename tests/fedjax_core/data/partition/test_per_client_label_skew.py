@@ -1,9 +1,12 @@
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_core.data import partition
+from fedjax_core.data.partition import per_client_label_skew, sampling
 from tests.fedjax_core.data.partition.labels import BALANCED, BALANCED_TEST, LIGHT, assert_valid, labelled, seeds, table
 
 
@@ -47,10 +50,11 @@ def test_dirichlet_clients_repeat_rows_only_on_request():
 def test_pathological_clients_repeat_rows_only_on_request():
     with pytest.raises(ValueError, match=r"client 0 wants 150 of the 100 training examples of class \d .*lower train_examples=300"):
         partition.pathological_clients(BALANCED, BALANCED_TEST, 3, 0, classes_per_client=2, train_examples=300)
-    train, _ = partition.pathological_clients(
+    train, test = partition.pathological_clients(
         BALANCED, BALANCED_TEST, 3, 0, classes_per_client=2, train_examples=300, test_examples=80, replace=True
     )
     assert [sorted(row[row > 0]) for row in table(BALANCED, train)] == [[150, 150]] * 3
+    assert [len(np.unique(part)) for part in test] == [80] * 3  # of classes of 40
     with pytest.raises(ValueError, match=r"train_examples=0 must be >= 1"):
         partition.pathological_clients(BALANCED, BALANCED_TEST, 3, 0, classes_per_client=2, train_examples=0)
 
@@ -94,8 +98,10 @@ def test_fedhpls_dir_of_all_three_sets_has_as_many_rows_as_there_are():
     examples are all different.
     """
     labels = np.repeat(np.arange(10), 500)
-    for alpha in ("random_over_classes", "random_over_clients"):
-        index = partition.overlapping_dirichlet(labels, 5, 0, alpha=alpha)
+    for alpha, axis in (("random_over_classes", 1), ("random_over_clients", 0)):
+        with mock.patch.object(per_client_label_skew, "log_dirichlet", wraps=sampling.log_dirichlet) as draw:
+            index = partition.overlapping_dirichlet(labels, 5, 0, alpha=alpha)
+        np.testing.assert_allclose(draw.call_args.args[1].sum(axis), 1)
         assert [len(rows) for rows in index] == [1000] * 5
         assert all(len(np.unique(rows)) == 1000 for rows in index)
         assert len(np.unique(np.concatenate(index))) < 5000, "clients share examples"

@@ -15,6 +15,7 @@ def test_iid_covers_evenly(labels, clients, seed):
     assert_covers(index, len(labels))
     sizes = [len(part) for part in index]
     assert max(sizes) - min(sizes) <= 1
+    np.testing.assert_allclose(table(BALANCED, partition.iid(BALANCED, 4, seed)), 25, atol=24)  # not in their order
 
 
 @LIGHT
@@ -27,7 +28,7 @@ def test_quantity_skew_covers_with_its_minimum(labels, clients, seed):
 
 
 def test_quantity_skew_leaves_label_distributions_alone():
-    labels = np.tile(np.arange(4), 5000)
+    labels = np.repeat(np.arange(4), 5000)
     counts = table(labels, partition.quantity_skew(labels, 4, 3, alpha=0.8, min_size=500))
     assert counts.sum(1).max() > 2 * counts.sum(1).min()
     np.testing.assert_allclose(counts / counts.sum(1, keepdims=True), 0.25, atol=0.06)
