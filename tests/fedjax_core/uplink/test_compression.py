@@ -63,6 +63,7 @@ def test_quantisation_is_without_bias_and_within_a_step():
     assert np.abs(found - X).max() <= step * 1.0001
     assert np.abs(found.mean(0) - X).max() < 5 * step / 2 / 200**0.5
     assert len(np.unique(np.round(found / step).astype(int))) == 7
+    assert not np.any(sent("quantise", 0 * X)[1])
 
 
 def test_what_was_not_sent_is_kept_and_sent_later():
@@ -79,6 +80,7 @@ def test_what_was_not_sent_is_kept_and_sent_later():
     _, unbiased, client_state = sent("random_k(fraction=0.25, feedback=False)")
     np.testing.assert_allclose(unbiased[unbiased != 0], 4 * X[unbiased != 0], rtol=1e-6)
     assert client_state[0] == sent("sign(majority=True)")[2][0] == ()
+    np.testing.assert_allclose(np.abs(sent("sign")[1]), np.abs(X).mean(), rtol=1e-5)
 
 
 def test_power_sgd_is_exact_at_the_rank_of_a_matrix():
@@ -90,10 +92,10 @@ def test_power_sgd_is_exact_at_the_rank_of_a_matrix():
 
 
 def test_the_last_of_many_entries_is_found():
-    """Whose index is beyond 16 bits."""
+    """Whose index is beyond 16 bits; one entry is sent at least."""
     x = np.zeros(70_000, np.float32)
     x[-1] = 5
-    wire, found, _ = sent("top_k(fraction=1e-5)", x)
+    wire, found, _ = sent("top_k(fraction=1e-6)", x)
     assert nbytes(wire) == 4 + 4
     np.testing.assert_array_equal(found, x)
 
@@ -111,10 +113,12 @@ def test_numbers_of_examples_stay_as_they_are():
     received, wire = compression.compress_broadcast("float16").broadcast(sent)
     assert (received["count"], received["w"].dtype, nbytes(wire)) == (100_001, jnp.float32, 2 * 2 + 4)
     np.testing.assert_array_equal(received["w"], np.float16([1 / 3, 1 / 3]))
-    transform, value = compression.parse_compressor("float16"), UplinkValue((), ((jnp.asarray(X), jnp.full(20, 100_001.0)),))
+    transform = compression.parse_compressor("float16")
+    value = UplinkValue((jnp.asarray(X),), ((jnp.asarray(2 * X), jnp.full(20, 100_001.0)),))
     context = ClientContext(jnp.int32(0), jnp.int32(1), jax.random.key(0), ())
     output = transform.send(value, context, transform.init_client_state(value))
-    assert nbytes(output.wire) == 2 * X.size + 4 * 20
+    assert nbytes(output.wire) == 2 * X.size + 2 * X.size + 4 * 20
+    np.testing.assert_array_equal(output.value.class_means[0][0], (2 * X).astype(np.float16))
     np.testing.assert_array_equal(output.value.class_means[0][1], value.class_means[0][1])
 
 

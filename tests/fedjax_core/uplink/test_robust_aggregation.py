@@ -128,10 +128,10 @@ def test_clipping_and_bounding():
     weights = np.arange(1.0, C + 1)
     weighted = applied("norm_bound(bound=2.0)", rows, mask, weights=weights)
     np.testing.assert_allclose(weighted, np.average(bounded, 0, weights[mask]), atol=1e-5)
-    transform = robust_aggregation.parse_rule("norm_bound(bound=2.0)")
+    transform = robust_aggregation.parse_rule("norm_bound(bound=3.0)")
     lifted = jax.vmap(lambda row, w: transform.reduce.map(row, w, None))(rows, mask * 1.0)
     (clipped, number) = transform.reduce.finalize(jax.tree.map(lambda x: jnp.sum(x, 0), lifted), (), None)[2]["norm_bound/clipped"]
-    assert (clipped, number) == (np.sum(np.linalg.norm(x, axis=1) > 2), len(x))
+    assert (clipped, number) == (np.sum(np.linalg.norm(x, axis=1) > 3), len(x))
     with pytest.raises(ValueError, match="rule 'norm_bound' is for deltas; fedproto sends class means"):
         transform.check("fedproto", UplinkValue((), ((rows, weights),)))
 

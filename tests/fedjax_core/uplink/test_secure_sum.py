@@ -10,7 +10,7 @@ import pytest
 
 from configs import fedavg
 from fedjax_core import experiment
-from fedjax_core.privacy import IntegerSum, Release, compute_epsilon
+from fedjax_core.privacy import IntegerSum, PrivacyConfig, Release, compute_epsilon
 from fedjax_core.privacy.distributed_noise import BETA, ORDERS
 from fedjax_core.uplink import secure_sum
 from fedjax_core.uplink.transform import ClientContext
@@ -58,6 +58,15 @@ def test_with_many_bits_epsilon_is_that_of_gaussian_noise():
         assert epsilons[0] > epsilons[1] > epsilons[2]
         assert epsilons[2] == pytest.approx(gaussian, rel=0.02)
         assert epsilons[2] >= gaussian - 1e-6
+
+
+@needs_library
+def test_the_clients_noise_is_what_is_calibrated():
+    given = dict.fromkeys(("cohort", "population", "accountant", "min_separation", "participations"))
+    config = PrivacyConfig("skellam", 0.5, None, 3.0, 1e-5, **given, rounds=20)
+    ledger = config.make_ledger(10, 10, "fixed", parameters=50)
+    assert ledger.arithmetic == arithmetic("skellam", multiplier=ledger.noise)
+    assert 2.99 < ledger.epsilon(20) <= 3.0
 
 
 @pytest.mark.parametrize(
