@@ -174,9 +174,8 @@ def _make_local(name: str, clip: float, noise: float, draw: Callable, order: int
     def send(value: UplinkValue, context: ClientContext, client_state: Any) -> TransformOutput:
         vector, is_longer = clip_vector(flatten(value.deltas), clip, order)
         vector = vector + noise * clip * draw(context.key, vector.shape, vector.dtype)
-        is_present = (context.examples > 0).astype(jnp.float32)
         value = value._replace(deltas=unflatten(vector, value.deltas))
-        return TransformOutput(value, client_state, {"privacy/clipped": (is_present * is_longer, is_present)})
+        return TransformOutput(value, client_state, {"privacy/clipped": (is_longer.astype(jnp.float32), jnp.float32(1))})
 
     kind = "local privacy"
     return UplinkTransform(kind, name, send=send, check=_check_bounded(kind, name), requires_uniform_weights=True)

@@ -189,7 +189,7 @@ def krum_scores(distances: Array, mask: Array, f: Array) -> Array:
     n = jnp.sum(mask)
     others = jnp.sort(jnp.where(jnp.eye(len(distances), dtype=bool), jnp.inf, distances), 1)
     is_near = jnp.arange(len(distances))[None] < jnp.maximum(n - f - 2, 1)
-    scores = jnp.sum(jnp.where(is_near & (n > 1), others, 0), 1)
+    scores = jnp.sum(jnp.where(is_near, others, 0), 1)
     return jnp.where(mask, jnp.minimum(scores, jnp.finfo(scores.dtype).max), jnp.inf)
 
 
@@ -260,16 +260,14 @@ def mixing(attackers: Attackers = 0.2) -> Rule:
         n, f = count_attackers(mask, attackers)
         weights = _nearest_mask(squared_distances(vectors, mask), mask, n - f)
         totals = jnp.matmul(weights, vectors, precision=jax.lax.Precision.HIGHEST)
-        mixed = totals / jnp.maximum(jnp.sum(weights, 1), 1)[:, None]
-        return jnp.where(mask[:, None], mixed, 0)
+        return totals / jnp.maximum(jnp.sum(weights, 1), 1)[:, None]
 
     return rule
 
 
 def _nearest_mask(distances: Array, mask: Array, number: Array) -> Array:
-    """Returns a float mask [C, C] of the `number` vectors nearest to each, itself first."""
-    own_first = jnp.where(jnp.eye(len(distances), dtype=bool), -1, distances)
-    rank = jnp.argsort(jnp.argsort(own_first, 1, stable=True), 1, stable=True)
+    """Returns a float mask [C, C] of the `number` vectors nearest to each, with itself at distance 0."""
+    rank = jnp.argsort(jnp.argsort(distances, 1, stable=True), 1, stable=True)
     return ((rank < number) & mask[:, None] & mask[None]).astype(jnp.float32)
 
 

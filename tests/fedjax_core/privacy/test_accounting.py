@@ -37,7 +37,12 @@ def test_known_values():
     assert compute_epsilon(Release("gaussian", "all"), 1.0, 1, 1e-5, "pld") == pytest.approx(4.3776, rel=1e-3)
     assert compute_epsilon(Release("gaussian", "local"), 2.0, 1, 1e-5, "pld") == pytest.approx(4.3776, rel=1e-3), "twice the clip"
     assert compute_epsilon(Release("laplace", "local"), 4.0, 3, 0.0, "rdp") == pytest.approx(1.5)
-    assert compute_epsilon(Release("laplace", "local"), 4.0, 300, 1e-5, "rdp") < 150
+    assert planned("local_laplace", noise=4.0, delta=0.0).make_ledger(5, 50, "poisson").epsilon(3) == pytest.approx(1.5)
+    import dp_accounting as dp
+
+    laplace = dp.rdp.RdpAccountant().compose(dp.LaplaceDpEvent(2.0), 300).get_epsilon(1e-5)
+    assert laplace < 150
+    assert compute_epsilon(Release("laplace", "local"), 4.0, 300, 1e-5, "rdp") == pytest.approx(laplace)
 
 
 @needs_library
@@ -97,6 +102,9 @@ def test_what_cannot_be_accounted_for_is_refused(monkeypatch):
     ]:
         with pytest.raises(ValueError, match=says):
             planned(**given).make_ledger(5, 50, "fixed", calibrate=False)
+    for given in ({"cohort": 50}, {"name": "local_gaussian"}):  # also where the deployment has everybody in every round
+        with pytest.raises(ValueError, match="epsilon is not known for cohorts that are drawn this way"):
+            planned(**given).make_ledger(5, 50, "", calibrate=False)
     missing = lambda name: (_ for _ in ()).throw(ImportError(name))
     monkeypatch.setattr(accounting.importlib, "import_module", missing)
     with pytest.raises(ValueError, match=r"needs dp-accounting for its epsilon: pip install 'fedjax-core\[privacy\]'"):

@@ -37,7 +37,9 @@ def most(matrix, participation, done):
     return max(np.linalg.norm(matrix[:, rounds].sum(1)) for rounds in patterns(participation, done))
 
 
-@pytest.mark.parametrize("participation", [Participation(8, 2, 3), Participation(6, 6, 1), Participation(5, 1, 5)])
+@pytest.mark.parametrize(
+    "participation", [Participation(8, 2, 3), Participation(8, 3, 3), Participation(6, 6, 1), Participation(5, 1, 5)]
+)
 @pytest.mark.parametrize("name", ["banded", "blt", "tree"])
 def test_sensitivity_is_that_of_all_participations(name, participation):
     made = {"banded": lambda p: matrix_factorization.banded(p, bands=3), "blt": lambda p: matrix_factorization.blt(p, buffers=2)}
@@ -129,6 +131,10 @@ def test_a_recorded_matrix_is_taken_as_it_is(made):
         matrix_factorization.restore_strategy(
             made.name, made.participation, facts | {first: [1.0, *(1.5 for _ in facts[first][1:])]}
         )
+    bounds = {"rounds": 9, "min_separation": 3, "participations": 3}
+    for column in ([0.9, 0.5], [1.0, *np.linspace(0.5, -0.1, 8)]):
+        with pytest.raises(ValueError, match=r"run\.json: coefficients of privacy must give a column that begins with 1 and falls"):
+            matrix_factorization.restore_strategy("banded", made.participation, bounds | {"coefficients": column})
 
 
 @needs_peer
@@ -200,3 +206,7 @@ def test_independent_noise_of_clients_in_turn_counts_their_turns():
     each = Release("gaussian", "all")
     wanted = [compute_epsilon(each, 2.0, times, 1e-5, "rdp") for times in (1, 1, 2, 3)]
     assert [spent.epsilon(done) for done in (1, 4, 5, 12)] == wanted
+    calibrated = planned("gaussian", noise=None, epsilon=3.0).make_ledger(5, 20, "cyclic")
+    assert 2.99 < calibrated.epsilon(12) <= 3.0, "the noise is for the turns of a client"
+    everybody = planned("blt").make_ledger(20, 20, "cyclic", calibrate=False)
+    assert everybody.strategy.participation == Participation(12, 1, 12), "a turn in every round"

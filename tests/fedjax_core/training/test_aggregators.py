@@ -50,6 +50,15 @@ class MeanTest(chex.TestCase):
         values, n = drawn(rng)
         close(streamed(aggregators.mean(), values, n), naive_mean(values, n.astype(float)))
         close(streamed(aggregators.mean(aggregators.weight_uniformly), values, n), naive_mean(values, (n > 0).astype(float)))
+        small = aggregators.mean(lambda client: 1e-3 * client.examples)
+        close(streamed(small, values, n), naive_mean(values, n.astype(float)))
+        index = rng.integers(0, 2, C)
+        means, weights, members = streamed(aggregators.mean_by_index(3, aggregators.weight_by_examples), (values, index), n)
+        for k in range(3):  # of which nobody has the last
+            mine = np.where(index == k, n, 0).astype(float)
+            self.assertEqual((float(weights[k]), int(members[k])), (mine.sum(), np.count_nonzero(mine)))
+            expected = naive_mean(values, mine) if mine.any() else {"a": np.zeros(3), "b": 0.0}
+            close(jax.tree.map(lambda x, k=k: x[k], means), expected)
 
     @given(cases)
     @often
@@ -130,6 +139,10 @@ class MixTest(chex.TestCase):
         poisoned = {k: np.where((n > 0).reshape((C,) + (1,) * (v.ndim - 1)), v, np.nan) for k, v in values.items()}
         close(aggregators.mix_clients(poisoned, w), expected)
 
+    def test_pairs_are_of_two_that_are_there(self):
+        found = aggregators.other_pairs(jnp.asarray([True, False, True]))
+        np.testing.assert_array_equal(found, np.array([[0, 0, 1], [0, 0, 0], [1, 0, 0]], bool))
+
     def test_rows_of_those_who_came_are_written(self):
         store = {"a": jnp.zeros((5, 2))}
         cohort = Cohort(jnp.asarray([3, 0, 5, 1]), jnp.asarray([2, 0, 0, 4]))  # one dropped out, one place is empty
@@ -184,6 +197,8 @@ class AggregatorTest(chex.TestCase):
             velocity = 0.9 * velocity + 0.5
             expected += velocity
             np.testing.assert_allclose(value, expected, rtol=1e-6)
+        nobody = aggregator.update(value, 0 * delta, Cohort(jnp.arange(2), jnp.zeros(2, jnp.int32)), state)
+        chex.assert_trees_all_equal(nobody, (value, state))
 
     def test_the_review_sees_value_and_context(self):
         def update(updates, state, params=None, *, scale, **extra):

@@ -26,6 +26,12 @@ def test_second_singular_values_of_sixteen_clients(topology, second):
     np.testing.assert_allclose(np.linalg.svd(w, compute_uv=False)[1], second, atol=1e-6)
 
 
+def test_links_go_to_the_clients_that_are_said():
+    hop = lambda power: np.roll(np.eye(8), power, 1)  # client i has the model of i + power
+    np.testing.assert_array_equal(make_mixing_matrices("one_peer", 8), [(np.eye(8) + hop(p)) / 2 for p in (1, 2, 4)])
+    np.testing.assert_array_equal(make_mixing_matrices("exponential", 8), [(np.eye(8) + hop(1) + hop(2) + hop(4)) / 4])
+
+
 def test_neighbours_that_coincide_add_their_weights():
     np.testing.assert_allclose(make_mixing_matrices("ring", 2)[0], [[1 / 3, 2 / 3], [2 / 3, 1 / 3]], atol=1e-6)
     np.testing.assert_allclose(make_mixing_matrices("torus", 4)[0][0], [1 / 5, 2 / 5, 2 / 5, 0], atol=1e-6)
@@ -39,13 +45,15 @@ def test_random_graphs_are_regular_and_follow_their_seed(clients, degree):
     assert np.count_nonzero(w - np.diag(np.diag(w)), 1).tolist() == [degree] * clients
     np.testing.assert_allclose(w[w > 0], 1 / (1 + degree), atol=1e-6)
     np.testing.assert_array_equal(w, make_mixing_matrices("random", clients, degree=degree, seed=1)[0])
+    for other in range(20):  # of six clients with two neighbours each, a seventh of the graphs are two circles
+        assert np.linalg.matrix_power(make_mixing_matrices("random", clients, degree=degree, seed=other)[0], clients).min() > 0
     if clients == 20:
         assert np.any(w != make_mixing_matrices("random", clients, degree=degree, seed=2)[0])
 
 
 def test_a_graph_of_a_file_has_metropolis_weights(tmp_path):
-    """A star with a tail: 1 and 2 know 0; 3 knows 2."""
-    (tmp_path / "graph.csv").write_text("0,1,1,0\n1,0,0,0\n1,0,0,1\n0,0,1,0\n")
+    """A star with a tail: 1 and 2 know 0; 3 knows 2. That 0 knows itself is not read."""
+    (tmp_path / "graph.csv").write_text("1,1,1,0\n1,0,0,0\n1,0,0,1\n0,0,1,0\n")
     (w,) = make_mixing_matrices("graph", 4, file=str(tmp_path / "graph.csv"))
     third = 1 / 3
     expected = [[third, third, third, 0], [third, 2 * third, 0, 0], [third, 0, third, third], [0, 0, third, 2 * third]]
@@ -102,3 +110,8 @@ def test_files_that_cannot_be_read(tmp_path):
 def test_numbers_of_clients_that_do_not_fit(topology, clients, message):
     with pytest.raises(ValueError, match=message):
         make_mixing_matrices(topology, clients)
+
+
+def test_pairs_of_clients_are_not_connected():
+    with pytest.raises(ValueError, match=r"^degree=1 of topology='random' must be in \[2, 3\] for 4 clients"):
+        make_mixing_matrices("random", 4, degree=1)

@@ -9,7 +9,7 @@ from scipy import stats
 from fedjax_core.data import poisoning
 from fedjax_core.uplink import ClientContext, UplinkValue, attacks
 
-IDS = [1, 4, 6]
+IDS = [4, 1, 6]
 
 
 def made(spec):
@@ -71,7 +71,7 @@ def crafted(spec, ids, mask):
 
 
 def test_those_who_know_what_the_others_send():
-    ids, mask = [7, 4, 0, 1, 9, 3, 8, 5, 2], np.array([1, 1, 1, 1, 0, 1, 1, 1, 1], bool)
+    ids, mask = [7, 4, 0, 1, 6, 3, 8, 5, 2], np.array([1, 1, 1, 1, 0, 1, 1, 1, 1], bool)
     evil = np.isin(ids, IDS) & mask
     honest = mask & ~evil
     n, m = 8, 2
@@ -87,13 +87,17 @@ def test_those_who_know_what_the_others_send():
         np.testing.assert_allclose(found[evil], np.tile(expected(rows[honest].astype(np.float64)), (m, 1)), atol=1e-5, err_msg=spec)
     rows, found = crafted("alie", [0, 2, 3], np.ones(3, bool))
     np.testing.assert_array_equal(found, rows)  # no attacker has come
+    rows, found = crafted("alie", [4, 0], np.ones(2, bool))
+    np.testing.assert_array_equal(found, rows[[1, 1]], "of one honest client there is no deviation")
+    rows, found = crafted("mimic", [4, 1], np.ones(2, bool))
+    np.testing.assert_array_equal(found, np.zeros((2, 3)), "nobody is honest")
 
 
 def test_the_same_clients_attack_at_one_seed_and_others_at_another():
     first, again, other = (attacks.draw_attackers(100, 0.3, seed).tolist() for seed in (0, 0, 1))
     assert first == again != other
     assert len(set(first)) == 30
-    assert len(attacks.draw_attackers(5, 0.01, 0)) == 1
+    assert [len(attacks.draw_attackers(5, fraction, 0)) for fraction in (0.01, 0.35, 0.65)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("spec", ["sign_flipp", "sign_flip(scale=-1.0)", "not_finite(value='big')", "alie | nothing"])

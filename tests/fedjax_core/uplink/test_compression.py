@@ -63,6 +63,7 @@ def test_quantisation_is_without_bias_and_within_a_step():
     assert np.abs(found - X).max() <= step * 1.0001
     assert np.abs(found.mean(0) - X).max() < 5 * step / 2 / 200**0.5
     assert len(np.unique(np.round(found / step).astype(int))) == 7
+    assert not np.any(sent("quantise", 0 * X)[1])
 
 
 def test_what_was_not_sent_is_kept_and_sent_later():
@@ -72,16 +73,53 @@ def test_what_was_not_sent_is_kept_and_sent_later():
         _, second, again = sent(spec, key=1, client_state=client_state)
         left = np.reshape(again[0][0], X.shape)
         np.testing.assert_allclose(first + second + left, 2 * X, atol=1e-4)
+        if "_k" in spec:
+            np.testing.assert_array_equal(first[first != 0], X[first != 0])
     _, first, _ = sent("top_k(fraction=0.05)")
     assert np.abs(first[first != 0]).min() > np.abs(X[first == 0]).max()
     _, unbiased, client_state = sent("random_k(fraction=0.25, feedback=False)")
     np.testing.assert_allclose(unbiased[unbiased != 0], 4 * X[unbiased != 0], rtol=1e-6)
-    assert client_state[0] == ()
+    assert client_state[0] == sent("sign(majority=True)")[2][0] == ()
+    np.testing.assert_allclose(np.abs(sent("sign")[1]), np.abs(X).mean(), rtol=1e-5)
 
 
 def test_power_sgd_is_exact_at_the_rank_of_a_matrix():
     low = X[:, :2] @ X[:2]
     np.testing.assert_allclose(sent("power_sgd(rank=2)", low)[1], low, atol=1e-4)
+    np.testing.assert_array_equal(sent("power_sgd(rank=2)", X[:4, :4])[1], X[:4, :4], "of which the factors are not smaller")
+    _, _, client_state = sent("power_sgd(rank=2)", 0 * X)  # whose factor is zero, and would be for ever
+    np.testing.assert_allclose(sent("power_sgd(rank=2)", low, client_state=client_state)[1], low, atol=1e-4)
+
+
+def test_the_last_of_many_entries_is_found():
+    """Whose index is beyond 16 bits; one entry is sent at least."""
+    x = np.zeros(70_000, np.float32)
+    x[-1] = 5
+    wire, found, _ = sent("top_k(fraction=1e-6)", x)
+    assert nbytes(wire) == 4 + 4
+    np.testing.assert_array_equal(found, x)
+
+
+def test_every_array_is_rounded_by_draws_of_its_own():
+    transform, value = compression.parse_compressor("quantise(bits=3)"), UplinkValue((jnp.asarray(X), jnp.asarray(X)), ())
+    context = ClientContext(jnp.int32(0), jnp.int32(1), jax.random.key(0), ())
+    first, second = transform.send(value, context, transform.init_client_state(value)).value.deltas
+    assert 0.1 < np.mean(first != second) < 0.6
+
+
+def test_numbers_of_examples_stay_as_they_are():
+    """Float16 has no 100,001; counts of class means are among the bytes."""
+    sent = {"w": jnp.ones(2) / 3, "count": jnp.int32(100_001)}
+    received, wire = compression.compress_broadcast("float16").broadcast(sent)
+    assert (received["count"], received["w"].dtype, nbytes(wire)) == (100_001, jnp.float32, 2 * 2 + 4)
+    np.testing.assert_array_equal(received["w"], np.float16([1 / 3, 1 / 3]))
+    transform = compression.parse_compressor("float16")
+    value = UplinkValue((jnp.asarray(X),), ((jnp.asarray(2 * X), jnp.full(20, 100_001.0)),))
+    context = ClientContext(jnp.int32(0), jnp.int32(1), jax.random.key(0), ())
+    output = transform.send(value, context, transform.init_client_state(value))
+    assert nbytes(output.wire) == 2 * X.size + 2 * X.size + 4 * 20
+    np.testing.assert_array_equal(output.value.class_means[0][0], (2 * X).astype(np.float16))
+    np.testing.assert_array_equal(output.value.class_means[0][1], value.class_means[0][1])
 
 
 def test_a_majority_votes_on_the_step():
@@ -133,6 +171,7 @@ def test_a_majority_votes_on_one_delta(name):
         toy.simulate(name, transforms=[compression.parse_compressor("sign(majority=True)")])
 
 
-def test_class_means_are_not_sent_in_part():
-    with pytest.raises(ValueError, match="'top_k' sends a part of a delta now and the rest later; fedproto sends class means"):
-        toy.simulate("fedproto", transforms=[compression.parse_compressor("top_k")])
+@pytest.mark.parametrize("name", ["top_k", "sign"])
+def test_class_means_are_not_sent_in_part(name):
+    with pytest.raises(ValueError, match=f"'{name}' sends a part of a delta now and the rest later; fedproto sends class means"):
+        toy.simulate("fedproto", transforms=[compression.parse_compressor(name)])

@@ -74,13 +74,18 @@ def test_noise_covers_what_a_client_can_move_in_the_deployment_s_mean(name):
     transform = dp_matrix_mechanism.make_mechanism(clip, noise, 50, 200, strategy)
     assert transform.reduce is not None
     rows = dp_matrix_mechanism.make_stream(strategy)
-    memory, means = dp_matrix_mechanism.Noise(jnp.int32(0), jnp.zeros((rows.num_vectors, size))), []
+    memory, means, told = dp_matrix_mechanism.Noise(jnp.int32(0), jnp.zeros((rows.num_vectors, size))), [], []
     for key in jax.random.split(jax.random.key(2), ROUNDS):
         nothing = jnp.zeros(size), jnp.float32(0), jnp.float32(1)
-        mean, memory, _ = transform.reduce.finalize(nothing, memory, key)
+        mean, memory, said = transform.reduce.finalize(nothing, memory, key)
         means.append(np.asarray(mean))
+        told.append(said["privacy/deviation"][0])
     expected = noise * clip * most(dense(strategy), TURNS, ROUNDS) / 200 * strategy.sum_deviations()
     np.testing.assert_allclose(np.std(np.cumsum(means, 0), axis=1), expected, rtol=0.02)
+    np.testing.assert_allclose(np.std(means, axis=1), told, rtol=0.02)
+    clipped, is_longer, _ = transform.reduce.map(jnp.full(4, 7.0), jnp.float32(1), None)
+    assert is_longer
+    assert np.linalg.norm(clipped) == pytest.approx(clip, rel=1e-4)
 
 
 def test_rounds_have_it_and_a_restored_state_goes_on_with_it():

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_core.uplink import robust_aggregation, unwrap
+from fedjax_core.uplink import UplinkValue, robust_aggregation, unwrap
 from fedjax_core.uplink.robust_aggregation import squared_distances
 from tests import toy
 
@@ -66,10 +66,10 @@ def mean_of_nearest(column, number):
     return (best[0] + best[-1]) / 2
 
 
-def naive_geometric_median(x, f):
+def naive_geometric_median(x, f, smoothing=1e-6):
     z = np.median(x, 0)
     for _ in range(8):
-        w = [1 / max(np.linalg.norm(row - z), 1e-6) for row in x]
+        w = [1 / max(np.linalg.norm(row - z), smoothing) for row in x]
         z = sum(wi * row for wi, row in zip(w, x, strict=True)) / sum(w)
     return z
 
@@ -106,6 +106,9 @@ def test_a_rule_is_its_definition_over_those_that_are_there(name):
         found = applied(f"{name}{takes}", rows, mask)
         np.testing.assert_allclose(found, NAIVE[name](rows[mask].astype(np.float64), f), atol=2e-5)
         assert np.abs(found).max() < 3, "far ones do not draw it away"
+    if name == "geometric_median":
+        smoothed = naive_geometric_median(rows[mask].astype(np.float64), 0, 2.0)
+        np.testing.assert_allclose(applied("geometric_median(smoothing=2.0)", rows, mask), smoothed, atol=2e-5)
 
 
 def test_clipping_and_bounding():
@@ -114,11 +117,23 @@ def test_clipping_and_bounding():
     shrunk = [(row - v) * min(1, 2 / np.linalg.norm(row - v)) for row in x]
     found = applied("centred_clipping(radius=2.0)", rows, mask, jnp.asarray(v, jnp.float32))
     np.testing.assert_allclose(found, v + np.mean(shrunk, 0), atol=1e-5)
+    again = applied("centred_clipping(radius=2.0)", rows, mask, jnp.asarray(found))
+    twice = applied("centred_clipping(radius=2.0, iterations=2)", rows, mask, jnp.asarray(v, jnp.float32))
+    np.testing.assert_allclose(twice, again, atol=1e-5)
+    middle = jnp.asarray(np.median(x, 0), jnp.float32)  # where class means have no memory
+    of_middle = applied("centred_clipping(radius=2.0)", rows, mask, middle)
+    np.testing.assert_allclose(applied("centred_clipping(radius=2.0)", rows, mask), of_middle, atol=1e-5)
     bounded = [row * min(1, 2 / np.linalg.norm(row)) for row in x]
     np.testing.assert_allclose(applied("norm_bound(bound=2.0)", rows, mask), np.mean(bounded, 0), atol=1e-5)
     weights = np.arange(1.0, C + 1)
     weighted = applied("norm_bound(bound=2.0)", rows, mask, weights=weights)
     np.testing.assert_allclose(weighted, np.average(bounded, 0, weights[mask]), atol=1e-5)
+    transform = robust_aggregation.parse_rule("norm_bound(bound=3.0)")
+    lifted = jax.vmap(lambda row, w: transform.reduce.map(row, w, None))(rows, mask * 1.0)
+    (clipped, number) = transform.reduce.finalize(jax.tree.map(lambda x: jnp.sum(x, 0), lifted), (), None)[2]["norm_bound/clipped"]
+    assert (clipped, number) == (np.sum(np.linalg.norm(x, axis=1) > 3), len(x))
+    with pytest.raises(ValueError, match="rule 'norm_bound' is for deltas; fedproto sends class means"):
+        transform.check("fedproto", UplinkValue((), ((rows, weights),)))
 
 
 def test_mixing_stands_before_a_rule():
@@ -144,6 +159,8 @@ def test_distances_of_honest_ones_do_not_feel_a_far_attacker():
 def test_attackers_are_always_less_than_half():
     rows, mask = np.ones((C, D), np.float32), np.arange(C) < 4
     np.testing.assert_array_equal(applied("trimmed_mean(attackers=0.49999)", rows, mask), np.ones(D))
+    assert robust_aggregation.count_attackers(jnp.ones(300, bool), 0.21) == (300, 63), "float32 has a little less"
+    np.testing.assert_array_equal(applied("median", rows * np.float32(3e38), mask), np.full(D, np.float32(3e38)))
 
 
 def test_nobody_gives_zero():
@@ -154,15 +171,18 @@ def test_nobody_gives_zero():
     found, memory, _ = clipping.finalize((rows, mask.astype(np.float32)), centre, None)
     np.testing.assert_array_equal(found, np.zeros(D), "the last round's step is not taken again")
     np.testing.assert_array_equal(memory, centre)
+    found, memory, _ = clipping.finalize((rows, np.ones(C, np.float32)), centre, None)
+    np.testing.assert_array_equal(memory, found)
+    assert np.any(found != centre), "with somebody it is the next round's center"
 
 
-@pytest.mark.parametrize("name", ["krum", "multi_krum", "bulyan"])
+@pytest.mark.parametrize("name", ["krum", "multi_krum", "bulyan", "mixing"])
 def test_who_is_there_is_chosen_where_all_distances_overflow(name):
     """The first three clients are absent; the others are too far apart for float32, and each has 1 at its second place."""
     rows, mask = np.zeros((C, D), np.float32), np.arange(C) > 2
     rows[mask, 0], rows[mask, 1] = 1e20 * (np.arange(3, C) - 7.5), 1
     assert np.isinf(np.asarray(squared_distances(rows, mask))[~np.eye(C, dtype=bool)]).all()
-    found = applied(f"{name}(attackers=0.1)", rows, mask)
+    found = applied(f"{name}(attackers=0.1)" + " | median" * (name == "mixing"), rows, mask)
     assert found[1] == 1
     if name == "multi_krum":
         np.testing.assert_allclose(found[0], np.mean(rows[3:12, 0]), rtol=1e-5)

@@ -10,7 +10,7 @@ import pytest
 
 from configs import fedavg
 from fedjax_core import experiment
-from fedjax_core.privacy import IntegerSum, Release, compute_epsilon
+from fedjax_core.privacy import IntegerSum, PrivacyConfig, Release, compute_epsilon
 from fedjax_core.privacy.distributed_noise import BETA, ORDERS
 from fedjax_core.uplink import secure_sum
 from fedjax_core.uplink.transform import ClientContext
@@ -22,10 +22,11 @@ def arithmetic(noise: str = "discrete_gaussian", bits: int = 16, multiplier: flo
     return IntegerSum(noise, bits, 0.5, multiplier, clients, parameters)
 
 
-def test_divergences_are_those_of_the_papers():
+@pytest.mark.parametrize("bits", [8, 5])  # with few of them tau is large
+def test_divergences_are_those_of_the_papers(bits: int):
     """ICML 2021, Theorems 1 and 2, and NeurIPS 2021, Corollary 3.6, written out in units of gamma."""
     for noise in ("skellam", "discrete_gaussian"):
-        ours = arithmetic(noise, bits=8)
+        ours = arithmetic(noise, bits=bits)
         d, n, gamma, c = 64, 10, ours.step, 0.5
         rounded = min(
             math.sqrt(c**2 + gamma**2 * d / 4 + math.sqrt(2 * math.log(1 / BETA)) * gamma * (c + gamma * math.sqrt(d) / 2)),
@@ -59,6 +60,15 @@ def test_with_many_bits_epsilon_is_that_of_gaussian_noise():
         assert epsilons[2] >= gaussian - 1e-6
 
 
+@needs_library
+def test_the_clients_noise_is_what_is_calibrated():
+    given = dict.fromkeys(("cohort", "population", "accountant", "min_separation", "participations"))
+    config = PrivacyConfig("skellam", 0.5, None, 3.0, 1e-5, **given, rounds=20)
+    ledger = config.make_ledger(10, 10, "fixed", parameters=50)
+    assert ledger.arithmetic == arithmetic("skellam", multiplier=ledger.noise)
+    assert 2.99 < ledger.epsilon(20) <= 3.0
+
+
 @pytest.mark.parametrize(
     ("draw", "variance"), [("skellam", 3.0), ("skellam", 4e3), ("discrete_gaussian", 0.4), ("discrete_gaussian", 2e5)]
 )
@@ -88,13 +98,18 @@ def reduce_by_hand(ours: IntegerSum, vectors: np.ndarray, key: jax.Array, memory
     reduce = secure_sum.make_mechanism(ours).reduce
     assert reduce is not None
     messages, parts = [], None
-    for i, vector in enumerate(vectors):
+    lift = jax.jit(reduce.map)
+    for i, vector in enumerate([*vectors, np.zeros_like(vectors[0])]):  # the last is absent
         context = ClientContext(jnp.int32(i), jnp.int32(5), jax.random.fold_in(key, i), jnp.uint32(memory))
-        contribution = jax.jit(reduce.map)(jnp.asarray(vector), jnp.float32(1), context)
+        contribution = lift(jnp.asarray(vector), jnp.float32(i < len(vectors)), context)
         messages.append([int(number) % 2**ours.bits for number in np.asarray(contribution[0])])
         parts = contribution if parts is None else jax.tree.map(jnp.add, parts, contribution)
-    mean = reduce.finalize(parts, jnp.uint32(memory), key)[0]
-    return np.asarray(mean), messages
+    mean, after, said = reduce.finalize(parts, jnp.uint32(memory), key)
+    assert after == memory + 1, "the next round has another rotation"
+    clipped, came = said["privacy/clipped"]
+    assert (clipped, came) == (np.sum(np.linalg.norm(vectors, axis=1) > ours.clip), len(vectors))
+    np.testing.assert_allclose(said["privacy/deviation"][0], ours.multiplier * ours.clip / ours.clients, rtol=1e-6)
+    return np.asarray(mean), messages[:-1]
 
 
 @pytest.mark.parametrize("noise", ["discrete_gaussian", "skellam"])
@@ -118,8 +133,10 @@ def test_a_round_is_the_sum_of_messages_modulo_two_to_the_bits(noise: str):
 def test_without_noise_to_speak_of_it_is_the_mean_of_clipped_vectors():
     ours = arithmetic(bits=24, multiplier=1e-4, clients=4)
     vectors = np.random.default_rng(2).normal(size=(4, 50)).astype(np.float32) * 0.02
-    mean, _ = reduce_by_hand(ours, vectors, jax.random.key(1), memory=3)
+    mean, messages = reduce_by_hand(ours, vectors, jax.random.key(1), memory=3)
     np.testing.assert_allclose(mean, vectors.mean(0), atol=1e-4)
+    _, others = reduce_by_hand(ours, vectors, jax.random.key(1), memory=4)
+    assert np.mean(np.not_equal(messages, others)) > 0.9, "each round has a rotation of its own"
 
 
 @pytest.mark.parametrize("noise", ["discrete_gaussian", "skellam"])
@@ -137,6 +154,21 @@ def test_rounding_is_unbiased_and_bounded():
     assert float(jnp.max(jnp.sum(draws**2, 1))) <= bound**2
     assert float(jnp.max(jnp.abs(draws - vector[None]))) < 1
     np.testing.assert_allclose(draws.mean(0), vector, atol=0.12)  # a bias of at most beta / (1 - beta) is allowed
+
+
+def test_a_message_is_rounded_without_bias_and_within_the_sensitivity():
+    """Of one coordinate, with hardly any noise: 2.5 steps are 2 or 3, and the clip, 3.2 steps, is never 4, beyond Delta_2."""
+    ours = arithmetic(bits=8, multiplier=1e-3, parameters=1)
+    assert 3.1 < ours.clip / ours.step < ours.l2 < 3.9
+    reduce, keys = secure_sum.make_mechanism(ours).reduce, jax.random.split(jax.random.key(0), 400)
+    assert reduce is not None
+
+    def steps_of(length):
+        lift = lambda key: reduce.map(jnp.full(1, length), jnp.float32(1), ClientContext(0, 1, key, jnp.uint32(0)))[0]
+        return np.abs(np.asarray(jax.jit(jax.vmap(lift))(keys)).astype(np.int32))
+
+    assert np.mean(steps_of(2.5 * ours.step)) == pytest.approx(2.5, abs=0.1)
+    assert (steps_of(1.0) == 3).all()
 
 
 def test_the_bits_that_a_small_cohort_is_told_to_take_work():

@@ -103,9 +103,10 @@ def test_beside_an_axis_of_networks_and_under_vmap():
 def test_a_rule_from_outside_sees_whole_vectors_unless_it_says_otherwise(tmp_path):
     """One that divides by the number of coordinates would else see others."""
     file = tmp_path / "own.py"
-    file.write_text("def size():\n    return lambda rows, there: rows[0] * rows.shape[1]\n")
+    bodies = {"size": "rows[0] * rows.shape[1]", "wide": "rows * rows.shape[1]"}
+    file.write_text("".join(f"def {name}():\n    return lambda rows, there: {body}\n\n" for name, body in bodies.items()))
     rows, weights = cohort()
-    for text in (f"{file}:size", f"mixing | {file}:size"):
+    for text in (f"{file}:size", f"mixing | {file}:size", f"{file}:wide | median"):
         transform = robust_aggregation.parse_rule(text)
         assert not transform.reduce.shardable
         expected = of(transform.reduce)(rows, weights, ())
