@@ -80,6 +80,17 @@ def test_who_sends_what_is_not_finite_is_left_out_and_counted():
     chex.assert_trees_all_close(found, expected, atol=1e-6)
 
 
+def test_the_methods_server_does_not_count_who_is_left_out():
+    """SCAFFOLD's control variate moves by the share of clients that count, here four of the five of the cohort."""
+    gone = cohort("scaffold")[0]
+    found, record, _ = round_of("scaffold", [sends(jnp.nan, gone), STREAMED], leave_out=True)
+    assert (record["server/left_out"], record["cohort"]) == (1, 5)
+    of_others = lambda row, w, context: (jnp.where(context.id == gone, 0, w) * row, jnp.where(context.id == gone, 0, w))
+    expected, _, _ = round_of("scaffold", [UplinkTransform("rule", "of the others", reduce=VectorReduce(of_others))])
+    chex.assert_trees_all_close(found.net, expected.net, atol=1e-6)
+    chex.assert_trees_all_close(found.c, jax.tree.map(lambda c: 4 / 5 * c, expected.c), atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "transforms",
     [
