@@ -5,8 +5,8 @@ python -m tests.benchmarks.peers.authors_equality CHECKOUTS [CASE ...]
 As `released_equality`, with clones of diaoenmao's HeteroFL (as HeteroFL), AIoT-MLSys-Lab/FedRolex,
 Yutong-Dai/FedNH, LuminLiu/HierFL, NVlabs/PerAda, skynbe/FedRCL, hwang52/FedSKC, hkgdifyu/pFedPT,
 FLAIR-Community/Fling (pFedSD), KarhouTam/FL-bench (FedMD), ChanYunHin/FedHe, rong-dai/DisPFL
-(D-PSGD) and zhuangdizhu/FedGen. Networks are ours, written in the form that the code wants. Loops over rounds are ours
-where a function below says so.
+(D-PSGD) and zhuangdizhu/FedGen. Networks are ours, written in the form that the code wants. Loops
+over rounds are ours where a function below says so.
 """
 
 import contextlib

@@ -25,9 +25,7 @@ def durations(kind: str) -> np.ndarray:
         "equal": np.full(N, 2.0),
         "spread": rng.lognormal(0, 1, N),
         "ties": rng.integers(1, 4, N).astype(float),
-        "alike": np.random.default_rng(5)
-        .integers(4, 8, N)
-        .astype(float),  # some client's round has two arrivals of each other place
+        "alike": np.random.default_rng(5).integers(4, 8, N) * 1.0,  # some rounds have two arrivals of each other place
         "instant": np.where(np.arange(N) % 4 == 0, 0.0, 1.5),
     }[kind]
 
