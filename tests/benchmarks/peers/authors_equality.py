@@ -278,10 +278,10 @@ def average(states: list[dict[str, torch.Tensor]], weights: Any) -> dict[str, to
 @contextlib.contextmanager
 def damp_adam() -> Iterator[None]:
     """Raises both Adams' epsilon, without which rounding decides the sign of steps along gradients near 0."""
-    ours, theirs = local_training.adam, torch.optim.Adam
+    ours, theirs = optax.scale_by_adam, torch.optim.Adam
     with (
-        mock.patch.object(local_training, "adam", functools.partial(ours, eps=0.001)),
-        mock.patch("torch.optim.Adam", functools.partial(theirs, eps=0.001)),
+        mock.patch("optax.scale_by_adam", lambda b1=0.9, b2=0.999, *_: ours(b1, b2, 0.001)),
+        mock.patch("torch.optim.Adam", lambda *args, **kw: theirs(*args, **kw | {"eps": 0.001})),
     ):
         yield
 
@@ -551,17 +551,9 @@ def run_fedhe(peer: Peer, ours: Ours) -> Namespace:
 
 @contextlib.contextmanager
 def draw_in_order() -> Iterator[None]:
-    """Gives both sides of FedGen the same labels and noise in each step, and clients' examples the order of the data.
-
-    And raises both Adams' epsilon, as `damp_adam`.
-    """
-    theirs = torch.optim.Adam
-    with (
-        pfllib.draw_once(lambda pool: True),
-        mock.patch.object(local_training, "shuffle_slots", lambda key, slots, size: slots),
-        mock.patch("optax.scale_by_adam", functools.partial(optax.scale_by_adam, eps=0.001)),
-        mock.patch("torch.optim.Adam", lambda *args, **kw: theirs(*args, **kw | {"eps": 0.001})),
-    ):
+    """Gives both sides of FedGen the same labels and noise in each step, and clients' examples the order of the data."""
+    in_order = mock.patch.object(local_training, "shuffle_slots", lambda key, slots, size: slots)
+    with damp_adam(), pfllib.draw_once(lambda pool: True), in_order:
         yield
 
 

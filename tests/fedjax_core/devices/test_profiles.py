@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_core.devices import DeviceProfiles, draw_profiles
-from fedjax_core.devices.profiles import ClientDraws, find_profile
+from fedjax_core.devices.profiles import MEBIBIT, ClientDraws, find_profile
 
 MANY = 20_000
 
@@ -85,10 +85,12 @@ def test_the_preset_of_boards_and_networks():
     speeds, counts = np.unique(drawn.examples_per_second, return_counts=True)
     np.testing.assert_allclose(speeds, [93 / 11.625, 93 / 1.8125, 93])
     np.testing.assert_allclose(counts / MANY, 1 / 3, atol=0.02)
-    mebibit = 131_072
+    assert MEBIBIT == 131_072
+    assert drawn.down.min() == pytest.approx(20 * MEBIBIT, rel=0.02)
+    assert drawn.down.max() == pytest.approx(1000 * MEBIBIT, rel=0.02)
     for speed in speeds:  # on any network
         down = drawn.down[drawn.examples_per_second == speed]
-        assert (down.min(), down.max()) == pytest.approx((20 * mebibit, 1000 * mebibit), rel=0.05)
+        assert (down.min(), down.max()) == pytest.approx((20 * MEBIBIT, 1000 * MEBIBIT), rel=0.05)
     np.testing.assert_array_equal(drawn.down, drawn.up)
 
 

@@ -71,12 +71,18 @@ def sends(what, who=3):
     )
 
 
+def mean_of_others(gone):
+    """A rule that gives one client no weight."""
+    weigh = lambda w, context: jnp.where(context.id == gone, 0, w)
+    add = lambda row, w, context: (weigh(w, context) * row, weigh(w, context))
+    return UplinkTransform("rule", "of the others", reduce=VectorReduce(add))
+
+
 def test_who_sends_what_is_not_finite_is_left_out_and_counted():
     gone = cohort("fedavg")[0]
     found, record, _ = round_of("fedavg", [sends(jnp.nan, gone), STREAMED], leave_out=True)
     assert (record["server/left_out"], record["cohort"]) == (1, 5)
-    of_others = lambda row, w, context: (jnp.where(context.id == gone, 0, w) * row, jnp.where(context.id == gone, 0, w))
-    expected, _, _ = round_of("fedavg", [UplinkTransform("rule", "of the others", reduce=VectorReduce(of_others))])
+    expected, _, _ = round_of("fedavg", [mean_of_others(gone)])
     chex.assert_trees_all_close(found, expected, atol=1e-6)
 
 
@@ -85,8 +91,7 @@ def test_the_methods_server_does_not_count_who_is_left_out():
     gone = cohort("scaffold")[0]
     found, record, _ = round_of("scaffold", [sends(jnp.nan, gone), STREAMED], leave_out=True)
     assert (record["server/left_out"], record["cohort"]) == (1, 5)
-    of_others = lambda row, w, context: (jnp.where(context.id == gone, 0, w) * row, jnp.where(context.id == gone, 0, w))
-    expected, _, _ = round_of("scaffold", [UplinkTransform("rule", "of the others", reduce=VectorReduce(of_others))])
+    expected, _, _ = round_of("scaffold", [mean_of_others(gone)])
     chex.assert_trees_all_close(found.net, expected.net, atol=1e-6)
     chex.assert_trees_all_close(found.c, jax.tree.map(lambda c: 4 / 5 * c, expected.c), atol=1e-6)
 

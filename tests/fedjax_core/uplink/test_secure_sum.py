@@ -157,7 +157,7 @@ def test_rounding_is_unbiased_and_bounded():
 
 
 def test_a_message_is_rounded_without_bias_and_within_the_sensitivity():
-    """Of one coordinate, with hardly any noise: 2.5 steps are 2 or 3, and the clip, 3.2 steps, is never 4, beyond Delta_2."""
+    """Rounds one coordinate of 2.5 steps to 2 or 3, and of 3.2 steps, the clip, never to 4, beyond Delta_2."""
     ours = arithmetic(bits=8, multiplier=1e-3, parameters=1)
     assert 3.1 < ours.clip / ours.step < ours.l2 < 3.9
     reduce, keys = secure_sum.make_mechanism(ours).reduce, jax.random.split(jax.random.key(0), 400)
