@@ -222,9 +222,3 @@ def all_or_none(what: str, step: Callable[[], Result]) -> Result:
     if len(failed):
         raise OSError(errno.EIO, f"process {failed[0]} could not {what}")
     return result
-
-
-def barrier(where: str) -> None:
-    """Waits until all processes are there."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(where)

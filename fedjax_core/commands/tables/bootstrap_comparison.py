@@ -15,6 +15,7 @@ from fedjax_core.commands.tables.results import Contents, Summary
 from fedjax_core.reporting import bootstrap
 
 MIN_SEEDS = 3  # seeds, where nothing else can be drawn
+ClientsBySeed = list[client_statistics.ClientValues]
 
 
 class Comparison(NamedTuple):
@@ -117,53 +118,55 @@ def _interval(draws: np.ndarray) -> tuple[float, float]:
 def _resample_column(contents: Contents, column: str, measure: Any, summaries: Mapping[str, Summary]) -> _ResampledRows:
     """Resamples the rows of a column that can be compared, all with the same draws."""
     seeds = contents.seeds
-    labels = [row for row, s in summaries.items() if set(s.by_seed) == set(seeds) and s.is_finite]
-    by_seed = {row: np.array([summaries[row].by_seed[seed] for seed in seeds]) for row in labels}
-    clients = {row: _client_values(contents, row, column, measure, by_seed[row]) for row in labels}
-    clients = {row: values for row, values in clients.items() if values}
-    statistic_names = {row: summaries[row].scores[0].rpartition("/")[2] for row in clients}
-    comparable = {
-        row: [
-            other
-            for other in clients
-            if statistic_names[other] == statistic_names[row]
-            and all(map(client_statistics.have_same_clients, clients[other], clients[row]))
-        ]
-        for row in clients
+    by_seed = {
+        row: np.array([summary.by_seed[seed] for seed in seeds])
+        for row, summary in summaries.items()
+        if set(summary.by_seed) == set(seeds) and summary.is_finite
     }
-    largest = max(comparable.values(), key=len, default=[])  # rows are paired by client: those with the clients of most rows
-    clients = {row: clients[row] for row in largest}
-    labels = [row for row in labels if row in clients or len(seeds) >= MIN_SEEDS]
+    clients = {row: _client_values(contents, row, column, measure, values) for row, values in by_seed.items()}
+    clients = _select_paired({row: values for row, values in clients.items() if values}, summaries)
+    labels = [row for row in by_seed if row in clients or len(seeds) >= MIN_SEEDS]
     if len(labels) < 2:
         return _ResampledRows([], np.zeros((0, len(seeds))), np.zeros((0, 0)), [])
     table = np.stack([by_seed[row] for row in labels])
     if not clients:
         return _ResampledRows(labels, table, bootstrap.resample_means(table), ["seeds"] * len(labels))
-    first, has_clients = next(iter(clients)), np.array([row in clients for row in labels])
-    statistic = client_statistics.make_statistic(measure, summaries[first].scores[0])
-    assert statistic is not None
-    scale = measures.display_scale(measure)
-    is_scored = [
-        np.isfinite(np.stack([values_of_row[s].values for values_of_row in clients.values()])).all(0) for s in range(len(seeds))
-    ]
+    first = next(iter(clients))
     same_clients = not contents.table.new_partitions and all(
         map(client_statistics.have_same_clients, clients[first], clients[first][1:] + clients[first][:1])
     )
+    is_scored = [np.isfinite([values[s].values for values in clients.values()]).all(0) for s in range(len(seeds))]
     if same_clients:
         is_scored = [np.stack(is_scored).all(0)] * len(seeds)
-    values = [
-        np.stack([clients[row if row in clients else first][s].values[is_scored[s]] for row in labels]) * scale
-        for s in range(len(seeds))
-    ]
-    weights = [clients[first][s].examples[is_scored[s]].astype(float) for s in range(len(seeds))]
-    draws = bootstrap.resample_means(table, values, weights, known=has_clients, statistic=statistic, same_clients=same_clients)
+    statistic = client_statistics.make_statistic(measure, summaries[first].scores[0])
+    assert statistic is not None  # of rows with values of clients
+    draws = bootstrap.resample_means(
+        table,
+        [
+            np.stack([clients.get(row, clients[first])[s].values[scored] for row in labels]) * measures.display_scale(measure)
+            for s, scored in enumerate(is_scored)
+        ],
+        [clients[first][s].examples[scored].astype(float) for s, scored in enumerate(is_scored)],
+        known=np.array([row in clients for row in labels]),
+        statistic=statistic,
+        same_clients=same_clients,
+    )
     both = "clients" if len(seeds) == 1 else "seeds and clients"
     return _ResampledRows(labels, table, draws, [both if row in clients else "seeds" for row in labels])
 
 
-def _client_values(
-    contents: Contents, row: str, column: str, measure: Any, by_seed: np.ndarray
-) -> list[client_statistics.ClientValues]:
+def _select_paired(clients: Mapping[str, ClientsBySeed], summaries: Mapping[str, Summary]) -> dict[str, ClientsBySeed]:
+    """Returns the rows that can be paired by client: those with the statistic and the clients that most rows have."""
+
+    def are_paired(row: str, other: str) -> bool:
+        one, another = (summaries[label].scores[0].rpartition("/")[2] for label in (row, other))
+        return one == another and all(map(client_statistics.have_same_clients, clients[row], clients[other]))
+
+    paired = ([other for other in clients if are_paired(row, other)] for row in clients)
+    return {row: clients[row] for row in max(paired, key=len, default=[])}
+
+
+def _client_values(contents: Contents, row: str, column: str, measure: Any, by_seed: np.ndarray) -> ClientsBySeed:
     """Returns the clients' values for each seed; empty if they do not make the cell's numbers, or a seed has none."""
     by_seed_values = contents.client_values(row, column, measure)
     scores = contents.summary(row, column, measure).scores

@@ -134,32 +134,14 @@ def from_arrays(
     y = {f"{part}_y": read(f"{part}_y", y) for part, (_, y) in parts.items()}
     y = _unify_types(y, targets) if targets == "numbers" else y
     train, test = (Examples(x[f"{part}_x"], y[f"{part}_y"]) for part in parts)
-    for what, train_array, test_array in (("x", train.x, test.x), ("y", train.y, test.y)):
-        if train_array.shape[1:] != test_array.shape[1:] or train_array.dtype != test_array.dtype:
-            shapes = " and ".join(f"{array.shape} {array.dtype}" for array in (train_array, test_array))
-            types = {train_array.dtype, test_array.dtype}
-            hint = "; uint8 are pixels, 0 ... 255" if len(types) > 1 and np.dtype(np.uint8) in types else ""
-            raise ValueError(f"train_{what} and test_{what} are {shapes}: examples must agree in shape and type{hint}.")
-    for part, (inputs, values) in (("train", train), ("test", test)):
-        if len(inputs) != len(values) or not len(values):
-            raise ValueError(f"{part}_x has {len(inputs)} examples and {part}_y {len(values)}: must be equally many, at least 1.")
-        if targets == "tokens" and inputs.shape[:2] != values.shape:
-            raise ValueError(f"{part}_x is {inputs.shape} and {part}_y {values.shape}: there must be a target for each place.")
+    _check_examples(train, test, targets)
     _check_channel_axis(train.x)
     if targets != "tokens":
         check_scales("train_x", train.x, "test_x", test.x)
     names_ids = targets == "tokens" and (class_names is None or train_y is None)
     class_names = _target_names(targets, class_names, train, test, names_ids)
-    columns: dict[str, Any] = {"train_domains": train_domains, "test_domains": test_domains}
-    columns |= {"train_clients": train_clients, "test_clients": test_clients}
-    for what, values in columns.items():
-        if values is None:
-            continue
-        columns[what] = values = _check_integers(what, values)
-        rows = len(train.y if what.startswith("train") else test.y)
-        if len(values) != rows:
-            raise ValueError(f"{what} has {len(values)} entries for {rows} examples: must be one per example.")
-    domains, clients = ({what: v for what, v in columns.items() if what.endswith(end)} for end in ("domains", "clients"))
+    domains = _check_columns({"train_domains": train_domains, "test_domains": test_domains}, train, test)
+    clients = _check_columns({"train_clients": train_clients, "test_clients": test_clients}, train, test)
     if (domains["train_domains"] is None) != (domains["test_domains"] is None):
         raise ValueError("train_domains and test_domains: give both or neither.")
     if clients["train_clients"] is None and clients["test_clients"] is not None:
@@ -169,7 +151,35 @@ def from_arrays(
         raise ValueError(f"client_names has {len(client_names)} names without train_clients: give both.")
     present = {what: values for what, values in clients.items() if values is not None}
     client_names = _check_names("client_names", client_names, present) if len(client_names) else ()
-    return Dataset(name, train, test, class_names, domain_names=domain_names, client_names=client_names, **columns)
+    return Dataset(name, train, test, class_names, domain_names=domain_names, client_names=client_names, **domains, **clients)
+
+
+def _check_examples(train: Examples, test: Examples, targets: str) -> None:
+    """Raises ValueError unless inputs and targets are equally many, and alike in training and test set."""
+    for what, train_array, test_array in (("x", train.x, test.x), ("y", train.y, test.y)):
+        if train_array.shape[1:] != test_array.shape[1:] or train_array.dtype != test_array.dtype:
+            shapes = " and ".join(f"{array.shape} {array.dtype}" for array in (train_array, test_array))
+            types = {train_array.dtype, test_array.dtype}
+            hint = "; uint8 are pixels, 0 ... 255" if len(types) > 1 and np.dtype(np.uint8) in types else ""
+            raise ValueError(f"train_{what} and test_{what} are {shapes}: examples must agree in shape and type{hint}.")
+    for part, (x, y) in (("train", train), ("test", test)):
+        if len(x) != len(y) or not len(y):
+            raise ValueError(f"{part}_x has {len(x)} examples and {part}_y {len(y)}: must be equally many, at least 1.")
+        if targets == "tokens" and x.shape[:2] != y.shape:
+            raise ValueError(f"{part}_x is {x.shape} and {part}_y {y.shape}: there must be a target for each place.")
+
+
+def _check_columns(columns: Mapping[str, Any], train: Examples, test: Examples) -> dict[str, Any]:
+    """Returns columns of integers as arrays, None where there is none; a name begins with its part, "train" or "test"."""
+    checked = dict(columns)
+    for what, values in columns.items():
+        if values is None:
+            continue
+        checked[what] = integers = _check_integers(what, values)
+        rows = len(train.y if what.startswith("train") else test.y)
+        if len(integers) != rows:
+            raise ValueError(f"{what} has {len(integers)} entries for {rows} examples: must be one per example.")
+    return checked
 
 
 def shift_tokens(what: str, tokens: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -328,17 +328,7 @@ def encode_labels(
       are_classes: whether a line warns of codes, one of which may mean that a label is missing.
     """
     labels = {part: [None if is_missing(cell) else _as_label(cell) for cell in held[column]] for part, held in parts.items()}
-    first: tuple[int, type] | None = None
-    for part, held in labels.items():
-        for i, label in enumerate(held):
-            if label is None:
-                continue
-            first = first or (i, type(label))
-            if type(label) is not first[1] or type(label) not in _LABEL_TYPES:
-                wanted = f"{_LABEL_TYPES[first[1]]}, as row {first[0]}" if first[1] in _LABEL_TYPES else "an integer or a text"
-                value = option_types.shorten(parts[part][column][i])
-                raise ValueError(f"{part}: row {i} of column {column!r} is {value}: must be {wanted}.")
-    kind = int if first is None else first[1]
+    kind = _check_label_type(parts, column, labels)
     if kind is bool:
         return _to_int64(labels), ("False", "True") if names is None else names
     values: set[Any] = {label for held in labels.values() for label in held if label is not None}
@@ -354,14 +344,34 @@ def encode_labels(
     order = sorted(values) if names is None else [str(name) for name in names]
     if unknown := sorted(values - {*order}):
         raise ValueError(f"column {column!r} has {unknown[0]!r}, which has no name among {', '.join(map(str, order))}.")
-    fold = lambda label: unicodedata.normalize("NFC", str(label)).lower()
-    folded = {fold(label): label for label in order if len(str(label)) > 1}
-    if alike := [label for label in order if folded.get(fold(label), label) != label]:
-        what = "column %r has both %r and %r, which differ in capitals or in the encoding of accents alone: each counts for itself"
-        log.warning(what, column, alike[0], folded[fold(alike[0])])
+    _warn_of_similar_labels(column, order)
     index = {label: i for i, label in enumerate(order)}
     indices = {part: [None if label is None else index[label] for label in held] for part, held in labels.items()}
     return _to_int64(indices), [str(label) for label in order]
+
+
+def _check_label_type(parts: Parts, column: str, labels: Mapping[str, Sequence[Any]]) -> type:
+    """Returns the type of all labels that are not None; int if there are none."""
+    first: tuple[int, type] | None = None
+    for part, held in labels.items():
+        for i, label in enumerate(held):
+            if label is None:
+                continue
+            first = first or (i, type(label))
+            if type(label) is not first[1] or type(label) not in _LABEL_TYPES:
+                wanted = f"{_LABEL_TYPES[first[1]]}, as row {first[0]}" if first[1] in _LABEL_TYPES else "an integer or a text"
+                value = option_types.shorten(parts[part][column][i])
+                raise ValueError(f"{part}: row {i} of column {column!r} is {value}: must be {wanted}.")
+    return int if first is None else first[1]
+
+
+def _warn_of_similar_labels(column: str, labels: Sequence[Any]) -> None:
+    """Warns of two labels that differ in capitals or in the encoding of accents alone."""
+    fold = lambda label: unicodedata.normalize("NFC", str(label)).lower()
+    folded = {fold(label): label for label in labels if len(str(label)) > 1}
+    if alike := [label for label in labels if folded.get(fold(label), label) != label]:
+        what = "column %r has both %r and %r, which differ in capitals or in the encoding of accents alone: each counts for itself"
+        log.warning(what, column, alike[0], folded[fold(alike[0])])
 
 
 def _as_label(cell: Any) -> Any:

@@ -88,22 +88,9 @@ def from_table(
     tables = {"train": train} if test is None else {"train": train, "test": test}
     registry.check_choice("targets", targets, TARGETS)
     registry.check_choice("missing", missing, MISSING)
-    x_columns, y_columns, one_hot = map(table_columns.list_columns, (x, y, categorical))
-    if not x_columns:
-        raise ValueError(f"x={x!r}: must be a column, or several columns of numbers.")
-    if targets == "classes" and len(y_columns) != 1:
-        raise ValueError(f"y={y!r}: classes are in one column; of several columns targets are 'labels' or 'numbers'.")
-    if targets in ("classes", "labels") and (both := [column for column in y_columns if column in x_columns]):
-        raise ValueError(
-            f"x has the column {both[0]!r}, which is also y: a network would read what it is to predict; leave it out of x."
-        )
-    if other := [column for column in one_hot if column not in x_columns]:
-        raise ValueError(f"categorical={categorical!r}: {other[0]!r} must be one of the columns x, {', '.join(x_columns)}.")
+    x_columns, y_columns, one_hot = _list_roles(x, y, categorical, targets)
     columns = list(dict.fromkeys([*x_columns, *y_columns, *filter(None, (domains, clients))]))
-    cells = {part: {name: table_columns.read_column(part, table, name) for name in columns} for part, table in tables.items()}
-    for part, held in cells.items():
-        if len({len(column) for column in held.values()}) != 1:
-            raise ValueError(f"{part}: columns have {', '.join(f'{len(c)} ({name})' for name, c in held.items())} rows.")
+    cells = {part: _read_columns(part, table, columns) for part, table in tables.items()}
     fill = math.nan if missing == "mean" else 0
     inputs = table_columns.encode_inputs(cells, x_columns, one_hot, fill, size, alone=isinstance(x, str))
     encoded: dict[str, Any] = {}
@@ -136,6 +123,32 @@ def from_table(
         _fill_with_means(parts, feature_columns)
     columns_of_parts: dict[str, Any] = {f"{part}_{field}": array for part, held in parts.items() for field, array in held.items()}
     return from_arrays(**columns_of_parts, **names, targets=targets, name=name)
+
+
+def _list_roles(
+    x: str | Sequence[str], y: str | Sequence[str] | None, categorical: str | Sequence[str], targets: str
+) -> tuple[list[str], list[str], list[str]]:
+    """Returns the columns of inputs, of targets and of categories; raises ValueError if they cannot be that together."""
+    inputs, outputs, one_hot = map(table_columns.list_columns, (x, y, categorical))
+    if not inputs:
+        raise ValueError(f"x={x!r}: must be a column, or several columns of numbers.")
+    if targets == "classes" and len(outputs) != 1:
+        raise ValueError(f"y={y!r}: classes are in one column; of several columns targets are 'labels' or 'numbers'.")
+    if targets in ("classes", "labels") and (both := [column for column in outputs if column in inputs]):
+        raise ValueError(
+            f"x has the column {both[0]!r}, which is also y: a network would read what it is to predict; leave it out of x."
+        )
+    if other := [column for column in one_hot if column not in inputs]:
+        raise ValueError(f"categorical={categorical!r}: {other[0]!r} must be one of the columns x, {', '.join(inputs)}.")
+    return inputs, outputs, one_hot
+
+
+def _read_columns(part: str, table: Any, columns: Sequence[str]) -> dict[str, Column]:
+    """Returns the columns of a part by name; raises ValueError unless they have equally many rows."""
+    held = {name: table_columns.read_column(part, table, name) for name in columns}
+    if len({len(column) for column in held.values()}) != 1:
+        raise ValueError(f"{part}: columns have {', '.join(f'{len(c)} ({name})' for name, c in held.items())} rows.")
+    return held
 
 
 def select_test_rows(
