@@ -29,6 +29,10 @@ CASES = [
     (3, 1, (5, 6), "SAME", 32, 4),
     (3, 1, (8, 6), "SAME", 32, 40),  # fewer products
     (3, 1, (4, 5), 3, 32, 32),
+    (3, 1, (26, 27), 1, 3, 5),  # many places: gradients by blocks of few channels, too
+    (3, 1, (74, 73), "VALID", 1, 32),
+    (3, 1, (46, 45), "SAME", 16, 20),
+    (5, 1, (9, 8), 2, 1, 32),
     (3, 1, (2, 2), 1, 3, 4),  # tiny
     (3, 2, (4, 4), 1, 3, 4),
     (3, 1, (1, 1), 1, 3, 4),
@@ -147,6 +151,21 @@ def test_blocks_of_images_are_for_cpus(channels):
     assert "while" in jax.jit(gradient).lower(weights[0]).as_text()
     with conv.tracing_for("tpu"):
         assert "while" not in jax.jit(lambda k: gradient(k)).lower(weights[0]).as_text()
+
+
+@pytest.mark.parametrize(
+    ("side", "size", "inputs", "outputs", "is_block"),
+    [
+        (25, 3, 3, 4, False), (26, 3, 3, 4, True),  # by 3 images: 2,000 places
+        (40, 3, 1, 32, False), (40, 3, 2, 31, False), (74, 3, 1, 32, True),
+        (44, 3, 16, 20, False), (45, 3, 16, 20, True), (45, 3, 16, 19, False), (142, 3, 16, 19, True),
+        (9, 5, 1, 32, True), (9, 5, 1, 16, True), (9, 1, 64, 64, False),
+    ],
+)  # fmt: skip
+def test_which_gradients_are_sums_over_blocks(side, size, inputs, outputs, is_block):
+    x, weights = jnp.ones((3, side, side, inputs)), jnp.ones((size, size, inputs, outputs))
+    gradient = jax.grad(lambda k: jnp.sum(conv.conv(x, k, 1, "SAME", "canonical")))
+    assert ("while" in jax.jit(gradient).lower(weights).as_text()) is is_block
 
 
 def test_tiny_images_are_for_cpus_and_float32():
