@@ -47,6 +47,7 @@ from methods.fedbn import fedbn
 from methods.fedcac import fedcac
 from methods.fedcm import fedcm
 from methods.fedcp import fedcp
+from methods.feddc import feddc
 from methods.feddyn import feddyn
 from methods.fedex_lora import fedex_lora
 from methods.fedexp import fedexp
@@ -160,6 +161,7 @@ METHODS: dict[str, Any] = {
     "fedavg_ft": functools.partial(fedavg_ft, epochs=2, batch=BATCH, finetune_epochs=1, finetune_rate=0.5),
     "fedprox": functools.partial(fedprox, epochs=2, batch=BATCH, mu=1.0),
     "feddyn": functools.partial(feddyn, epochs=2, batch=BATCH, alpha=0.8),
+    "feddc": functools.partial(feddc, epochs=2, batch=BATCH, alpha=0.8),
     "fednova": functools.partial(fednova, epochs=2, batch=BATCH),
     "fedexp": functools.partial(fedexp, epochs=2, batch=BATCH),
     "fedlc": functools.partial(fedlc, epochs=2, batch=BATCH, tau=0.7),

@@ -13,8 +13,8 @@ cifar10/.
 training examples is held out for validation and selects settings, by 8 trials for each row and
 column, and the round. Test examples select nothing. Every row tries rates between 0.01 and 1.
 FedAvg, Local, FedAvg+Linear, FedPer, FedRep, LG-FedAvg, HeteroFL and FedRolex try nothing else.
-SCAFFOLD, FedDyn, FedExP, FedCM, FedSpeed, FedOPT, FedNH and FedRCL weight clients equally, FedSKC
-nearly so, AFL and q-FedAvg by their losses: FedAvg (uniform) is their control.
+SCAFFOLD, FedDyn, FedDC, FedExP, FedCM, FedSpeed, FedOPT, FedNH and FedRCL weight clients equally,
+FedSKC nearly so, AFL and q-FedAvg by their losses: FedAvg (uniform) is their control.
 Each other row tries one coefficient of its own, most of them over two magnitudes, not necessarily
 centered at the authors' value (FedSKC's tau from 0.05 to 5; theirs is 0.08). SCAFFOLD's server rate
 covers one magnitude, Per-FedAvg's alpha and DBE's kappa three, FedNH's scale 1 to 30, FedAMP's
@@ -37,6 +37,7 @@ GLOBAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods evaluated by a glob
     "FedProx": ("fedprox", {"method.mu": LogUniform(1e-3, 1e-1)}),
     "SCAFFOLD": ("scaffold", {"method.server_lr": LogUniform(0.1, 1.0)}),
     "FedDyn": ("feddyn", {"method.alpha": LogUniform(0.1, 10.0)}),
+    "FedDC": ("feddc", {"method.alpha": LogUniform(0.1, 10.0)}),
     "FedNova": ("fednova", {"method.server_momentum": (0.0, 0.5, 0.9)}),
     "FedExP": ("fedexp", {"method.eps": LogUniform(1e-3, 1e-1)}),
     "FedLC": ("fedlc", {"method.tau": LogUniform(0.1, 10.0)}),

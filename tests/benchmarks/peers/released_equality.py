@@ -3,10 +3,11 @@
 python -m tests.benchmarks.peers.released_equality CHECKOUTS [CASE ...]
 
 CHECKOUTS is a folder with clones, each by its name, of woodenchild95/FL-Simulator,
-KarhouTam/FL-bench, TsingZ0/HtFLlib, JYWa/FedNova, Divyansh03/FedExP, litian96/fair_flearn and
-jichan3751/ifca. The environment has torch, omegaconf and pandas beside our packages; what else they
-import is a stub. Servers and clients run unchanged, but for the loop around FedNova's optimizer, for
-constants of FedExP's script, and for the network of fair_flearn, which is written for TensorFlow 1.
+KarhouTam/FL-bench, TsingZ0/HtFLlib, JYWa/FedNova, Divyansh03/FedExP, gaoliang13/FedDC,
+litian96/fair_flearn and jichan3751/ifca. The environment has torch, omegaconf and pandas beside our
+packages; what else they import is a stub. Servers and clients run unchanged, but for the loop around
+FedNova's optimizer, for constants of FedExP's script, and for the network of fair_flearn, which is
+written for TensorFlow 1.
 Data, network, batches and output are those of `pfllib_equality`. Where clients are drawn, all take
 our draw.
 """
@@ -50,12 +51,13 @@ FEDEXP_STEPS = 20  # likewise
 PUBLIC = 60  # public examples
 UNEVEN = (1, 2, 3, 4, 5)  # local epochs of FedNova's clients
 STUBS = (  # imported, and not needed
-    "h5py", "hydra", "hydra.core", "hydra.core.hydra_config", "matplotlib", "matplotlib.pyplot", "pynvml", "ray",
-    "ray.actor", "tensorflow", "torchvision", "torchvision.datasets", "torchvision.io", "torchvision.io.image",
-    "torchvision.models", "torchvision.transforms", "torchvision.utils", "ujson", "visdom",
+    "IPython", "IPython.core", "IPython.core.debugger", "h5py", "hydra", "hydra.core", "hydra.core.hydra_config",
+    "matplotlib", "matplotlib.pyplot", "pynvml", "ray", "ray.actor", "tensorboardX", "tensorflow",
+    "torch.utils.tensorboard", "torchsummary", "torchvision", "torchvision.datasets", "torchvision.io",
+    "torchvision.io.image", "torchvision.models", "torchvision.transforms", "torchvision.utils", "ujson", "visdom",
 )  # fmt: skip
 NOTHING: Mapping[str, pfllib.Change] = types.MappingProxyType({})
-EDITS: dict[str, str] = {}  # of FedExP's script, while a departure is taken back
+EDITS: dict[str, str] = {}  # of FedExP's and FedDC's scripts, while departures are taken back
 
 
 class Case(NamedTuple):
@@ -331,6 +333,31 @@ def run_fedexp(peer: Peer, ours: Ours) -> Namespace:
     return make_result(script["net_glob"])
 
 
+def run_feddc(peer: Peer, ours: Ours) -> Namespace:
+    """Runs FedDC."""
+    (x, y), (test_x, test_y), network = read_data("train"), read_data("test"), Network(ours.network)
+    module = importlib.import_module("utils_methods_FedDC")
+    source = Path(str(module.__file__)).read_text()
+    for old, new in EDITS.items():
+        assert old in source
+        source = source.replace(old, new)
+    exec(compile(source, str(module.__file__), "exec"), vars(module))
+    arguments = {
+        "data_obj": Namespace(
+            n_client=len(SIZES), clnt_x=x, clnt_y=y, tst_x=np.concatenate(test_x), tst_y=np.concatenate(test_y), name=NAME,
+            dataset="mnist",
+        ),
+        "act_prob": 0.5, "n_minibatch": EPOCHS, "learning_rate": RATE, "batch_size": max(SIZES), "epoch": EPOCHS,
+        "com_amount": ROUNDS, "print_per": EPOCHS, "weight_decay": DECAYS["optimizer.weight_decay"],
+        "model_func": lambda: copy.deepcopy(network), "init_model": network, "sch_step": 1, "sch_gamma": 1,
+        "save_period": ROUNDS, "lr_decay_per_round": DECAYS["optimizer.decay"],
+    }  # fmt: skip
+    draws = [1.0 - np.isin(range(len(SIZES)), cohort) for cohort in ours.cohorts]
+    with mock.patch.object(np.random, "uniform", side_effect=draws):
+        _, (model,), *_ = module.train_FedDC(**arguments | peer.arguments)
+    return make_result(model)
+
+
 def run_fair_flearn(peer: Peer, ours: Ours) -> Namespace:
     """Runs a trainer of fair_flearn."""
     data = [
@@ -405,6 +432,11 @@ def split_by_id() -> Iterator[None]:
         yield
 
 
+def edit(old: str, new: str) -> pfllib.Change:
+    """Returns a change of a script, to be entered later."""
+    return functools.partial(mock.patch.dict, EDITS, {old: new})
+
+
 def change(target: str, after: Callable) -> pfllib.Change:
     """Returns `extend` of these arguments, to be entered later."""
     return functools.partial(extend, target, after=after)
@@ -446,6 +478,26 @@ CASES = {
     ),
     "fedspeed": take_simulator("FedSpeed", "fedspeed", {"rho": 0.1, "lamb": 0.5}, {"rho": 0.1, "alpha": 0.5, "dual_mean": "all"}),
     "feddyn": take_simulator("FedDyn", "feddyn", {"lamb": 0.5}, {"alpha": 0.5}),
+    "feddc": Case(
+        "FedDC",
+        run_feddc,
+        "feddc",
+        Peer(
+            "",
+            "",
+            {"alpha_coef": 0.5},
+            {"alpha": 0.5},
+            fields=DRAWN | DECAYS,
+            departures={
+                "alpha and the mean direction are divided by a client's share of the examples": edit(
+                    "weight_list / np.sum(weight_list) * n_clnt", "np.ones(n_clnt)"
+                ),
+                "directions are of the first round's rate": edit(
+                    "1/n_minibatch/learning_rate", "1/n_minibatch/learning_rate/lr_decay_per_round**i"
+                ),
+            },
+        ),
+    ),
     "fedadam": take_simulator(
         "FedAdam",
         "fedopt",
@@ -541,11 +593,7 @@ CASES = {
             {"epsilon_fedexp = 0.1": "epsilon_fedexp = 0.001"},
             {"eps": 0.001 * len(SIZES), "weights": "samples", "epochs": FEDEXP_STEPS},
             fields=FEDEXP,
-            departures={
-                "epsilon decays": functools.partial(
-                    mock.patch.dict, EDITS, {"epsilon = decay*decay*epsilon": "epsilon = epsilon_algs[alg]"}
-                )
-            },
+            departures={"epsilon decays": edit("epsilon = decay*decay*epsilon", "epsilon = epsilon_algs[alg]")},
         ),
     ),
     "fedavgm_fedexp": Case(

@@ -16,6 +16,7 @@ from methods.afl import afl
 from methods.dbe import dbe
 from methods.dfedavg import dfedavg
 from methods.fedavg import fedavg
+from methods.feddc import feddc
 from methods.feddyn import feddyn
 from methods.fedopt import fedopt
 from methods.fedper import fedper
@@ -107,6 +108,7 @@ class LocalStatisticsTest(chex.TestCase):
         (fedper, 5 * 6 + 6, 5 * 6 + 6),
         (afl, PARAMS, PARAMS + 1),
         (feddyn, PARAMS, PARAMS),
+        (feddc, 2 * PARAMS, PARAMS + 1),
         (hierfavg, PARAMS, PARAMS),
         (dfedavg, 2 * PARAMS, 2 * PARAMS),
     )
