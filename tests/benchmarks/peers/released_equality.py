@@ -4,7 +4,7 @@ python -m tests.benchmarks.peers.released_equality CHECKOUTS [CASE ...]
 
 CHECKOUTS is a folder with clones, each by its name, of woodenchild95/FL-Simulator,
 KarhouTam/FL-bench, TsingZ0/HtFLlib, JYWa/FedNova, Divyansh03/FedExP, gaoliang13/FedDC,
-litian96/fair_flearn and jichan3751/ifca. The environment has torch, omegaconf and pandas beside our
+google/fedjax, litian96/fair_flearn and jichan3751/ifca. The environment has torch, omegaconf and pandas beside our
 packages; what else they import is a stub. Servers and clients run unchanged, but for the loop around
 FedNova's optimizer, for constants of FedExP's script, and for the network of fair_flearn, which is
 written for TensorFlow 1.
@@ -35,6 +35,7 @@ from unittest import mock
 
 import jax
 import numpy as np
+import optax
 import torch
 from torch.nn.utils import parameters_to_vector
 
@@ -51,8 +52,8 @@ FEDEXP_STEPS = 20  # likewise
 PUBLIC = 60  # public examples
 UNEVEN = (1, 2, 3, 4, 5)  # local epochs of FedNova's clients
 STUBS = (  # imported, and not needed
-    "IPython", "IPython.core", "IPython.core.debugger", "h5py", "hydra", "hydra.core", "hydra.core.hydra_config",
-    "matplotlib", "matplotlib.pyplot", "pynvml", "ray", "ray.actor", "tensorboardX", "tensorflow",
+    "IPython", "IPython.core", "IPython.core.debugger", "h5py", "haiku", "hydra", "hydra.core", "hydra.core.hydra_config",
+    "matplotlib", "matplotlib.pyplot", "pynvml", "ray", "ray.actor", "sqlitedict", "tensorboardX", "tensorflow",
     "torch.utils.tensorboard", "torchsummary", "torchvision", "torchvision.datasets", "torchvision.io",
     "torchvision.io.image", "torchvision.models", "torchvision.transforms", "torchvision.utils", "ujson", "visdom",
 )  # fmt: skip
@@ -358,6 +359,34 @@ def run_feddc(peer: Peer, ours: Ours) -> Namespace:
     return make_result(model)
 
 
+def run_fedjax(peer: Peer, ours: Ours) -> Namespace:
+    """Runs an algorithm of FedJAX, each of whose batches has all examples of its client."""
+    fedjax, module = importlib.import_module("fedjax"), importlib.import_module(f"fedjax.algorithms.{peer.module}")
+
+    def find_losses(params: PyTree, batch: dict[str, jax.Array], key: jax.Array) -> jax.Array:
+        del key
+        hidden = jax.nn.relu(batch["x"].reshape(len(batch["x"]), -1) @ params["dense1"]["kernel"] + params["dense1"]["bias"])
+        logits = hidden @ params["head"]["kernel"] + params["head"]["bias"]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
+
+    name, arguments = peer.arguments["optimizer"]
+    algorithm = getattr(module, peer.name)(
+        find_losses,
+        getattr(fedjax.optimizers, name)(**arguments),
+        fedjax.ShuffleRepeatBatchHParams(batch_size=max(SIZES), num_epochs=EPOCHS),
+        fedjax.PaddedBatchHParams(batch_size=max(SIZES)),
+        1.0,
+    )
+    data = [fedjax.ClientDataset({"x": x, "y": y}) for x, y in zip(*read_data("train"), strict=True)]
+    repeat = fedjax.ClientDataset.shuffle_repeat_batch
+    take_all = lambda client, hparams: repeat(client, hparams.replace(batch_size=len(client)))
+    state = algorithm.init(jax.tree.map(jax.numpy.asarray, ours.network))
+    with mock.patch.object(fedjax.ClientDataset, "shuffle_repeat_batch", take_all):
+        for cohort in ours.cohorts:
+            state, _ = algorithm.apply(state, [(b"%d" % i, data[i], jax.random.key(0)) for i in cohort.tolist()])
+    return make_result(hold(pfllib.list_arrays(state.params)))
+
+
 def run_fair_flearn(peer: Peer, ours: Ours) -> Namespace:
     """Runs a trainer of fair_flearn."""
     data = [
@@ -450,6 +479,14 @@ def take_simulator(
     return Case("FL-Simulator", run_fl_simulator, method, peer)
 
 
+def take_mime(base: str, name: str, arguments: dict[str, float], options: dict[str, Any]) -> Case:
+    """Returns a case of FedJAX's MimeLite with this optimizer of FedJAX."""
+    options = {"base": base, "weights": "samples"} | options
+    return Case(
+        "fedjax", run_fedjax, "mime", Peer("mime_lite", "mime_lite", {"optimizer": (name, arguments)}, options, fields=DRAWN)
+    )
+
+
 def take_fedavgm(server: str, departures: Mapping[str, pfllib.Change] = NOTHING) -> Case:
     """Returns a case of FL-bench's FedAvgM, with one of our momenta."""
     options = {"server": server, "b1": 0.5, "weights": "samples"}
@@ -497,6 +534,10 @@ CASES = {
                 ),
             },
         ),
+    ),
+    "mime_lite_momentum": take_mime("momentum", "sgd", {"learning_rate": RATE * 0.4, "momentum": 0.6}, {"b1": 0.6}),
+    "mime_lite_adam": take_mime(
+        "adam", "adam", {"learning_rate": RATE, "b1": 0.6, "b2": 0.9, "eps": 0.1}, {"b1": 0.6, "b2": 0.9, "tau": 0.1}
     ),
     "fedadam": take_simulator(
         "FedAdam",
