@@ -37,6 +37,7 @@ from methods.cfl import cfl
 from methods.dbe import dbe
 from methods.dfedavg import dfedavg
 from methods.ditto import ditto
+from methods.fedacg import fedacg
 from methods.fedala import fedala
 from methods.fedamp import fedamp
 from methods.fedavg import fedavg
@@ -163,6 +164,7 @@ METHODS: dict[str, Any] = {
     "fedprox": functools.partial(fedprox, epochs=2, batch=BATCH, mu=1.0),
     "feddyn": functools.partial(feddyn, epochs=2, batch=BATCH, alpha=0.8),
     "feddc": functools.partial(feddc, epochs=2, batch=BATCH, alpha=0.8),
+    "fedacg": functools.partial(fedacg, epochs=2, batch=BATCH, lam=0.6, beta=0.7),
     "fednova": functools.partial(fednova, epochs=2, batch=BATCH),
     "fedexp": functools.partial(fedexp, epochs=2, batch=BATCH),
     "fedlc": functools.partial(fedlc, epochs=2, batch=BATCH, tau=0.7),

@@ -4,14 +4,15 @@ python -m tests.benchmarks.peers.released_equality CHECKOUTS [CASE ...]
 
 CHECKOUTS is a folder with clones, each by its name, of woodenchild95/FL-Simulator,
 KarhouTam/FL-bench, TsingZ0/HtFLlib, JYWa/FedNova, Divyansh03/FedExP, gaoliang13/FedDC,
-google/fedjax, litian96/fair_flearn and jichan3751/ifca. The environment has torch, omegaconf and pandas beside our
+geehokim/FedACG, google/fedjax, litian96/fair_flearn and jichan3751/ifca. The environment has torch, omegaconf and pandas beside our
 packages; what else they import is a stub. Servers and clients run unchanged, but for the loop around
-FedNova's optimizer, for constants of FedExP's script, and for the network of fair_flearn, which is
+FedNova's optimizer and FedACG's parts, for constants of FedExP's script, and for the network of fair_flearn, which is
 written for TensorFlow 1.
 Data, network, batches and output are those of `pfllib_equality`. Where clients are drawn, all take
 our draw.
 """
 
+import collections
 import contextlib
 import copy
 import functools
@@ -88,6 +89,29 @@ class Network(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns logits."""
         return self.head(self.base(x))
+
+
+class Settings(Namespace):
+    """A config for FedACG."""
+
+    @classmethod
+    def of(cls, tree: Any) -> Any:
+        """Returns a config of nested dictionaries."""
+        return cls(**{name: cls.of(value) for name, value in tree.items()}) if isinstance(tree, dict) else tree
+
+    def get(self, name: str) -> Any:
+        """Returns an entry; None: there is none."""
+        return vars(self).get(name)
+
+
+class Encoder(Network):
+    """A network for FedACG."""
+
+    num_layers = 0
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Returns logits, by name."""
+        return {"logit": super().forward(x)}
 
 
 class Learner:
@@ -359,6 +383,39 @@ def run_feddc(peer: Peer, ours: Ours) -> Namespace:
     return make_result(model)
 
 
+def run_fedacg(peer: Peer, ours: Ours) -> Namespace:
+    """Runs FedACG's server and clients."""
+    with mock.patch.dict(
+        sys.modules, {name: mock.MagicMock() for name in ("datasets", "datasets.cifar", "models", "tabulate", "torchmetrics")}
+    ):
+        servers, clients = map(importlib.import_module, ("servers.base", "clients.base_client"))
+    args = Settings.of(
+        {
+            "batch_size": max(SIZES), "num_workers": 0, "pin_memory": False, "use_amp": False,
+            "dataset": {"name": NAME, "num_instances": 0},
+            "optimizer": {"momentum": 0.0, "wd": DECAYS["optimizer.weight_decay"]},
+            "trainer": {"local_lr_decay": DECAYS["optimizer.decay"], "local_epochs": EPOCHS},
+        }
+        | peer.arguments
+    )  # fmt: skip
+    data = [torch.utils.data.TensorDataset(*map(torch.tensor, pair)) for pair in zip(*read_data("train"), strict=True)]
+    for dataset in data:
+        vars(dataset)["class_dict"] = collections.Counter(dataset.tensors[1].tolist())
+    network, server = Encoder(ours.network), servers.ServerM(args)
+    server.set_momentum(network)
+    members = [clients.Client(args, i, copy.deepcopy(network)) for i in range(len(SIZES))]
+    for r, cohort in enumerate(ours.cohorts):
+        network = server.FedACG_lookahead(network)
+        sent, trained = network.state_dict(), []
+        for i in cohort.tolist():
+            members[i].setup(sent, "cpu", data[i], RATE * DECAYS["optimizer.decay"] ** r, r, None)
+            trained.append(members[i].local_train(r)[0])
+        weights = {key: [state[key] for state in trained] for key in sent}
+        deltas = {key: [state[key] - sent[key] for state in trained] for key in sent}
+        network.load_state_dict(server.aggregate(weights, deltas, cohort, None, None))
+    return make_result(network)
+
+
 def run_fedjax(peer: Peer, ours: Ours) -> Namespace:
     """Runs an algorithm of FedJAX, each of whose batches has all examples of its client."""
     fedjax, module = importlib.import_module("fedjax"), importlib.import_module(f"fedjax.algorithms.{peer.module}")
@@ -440,6 +497,11 @@ def start_all_at_square(optimizer: Any, *_: Any, **__: Any) -> None:
     """Starts the second moments of FL-bench's FedOpt at the square of tau."""
     for moment in optimizer.velocities:
         moment += optimizer.tau**2
+
+
+def keep_rate(optimizer: torch.optim.Optimizer, **_: Any) -> Any:
+    """Returns a schedule that keeps the rate."""
+    return torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
 
 
 def drop_nesterov(server: Any, *_: Any) -> None:
@@ -532,6 +594,23 @@ CASES = {
                 "directions are of the first round's rate": edit(
                     "1/n_minibatch/learning_rate", "1/n_minibatch/learning_rate/lr_decay_per_round**i"
                 ),
+            },
+        ),
+    ),
+    "fedacg": Case(
+        "FedACG",
+        run_fedacg,
+        "fedacg",
+        Peer(
+            "",
+            "",
+            {"server": {"momentum": 0.6, "FedACG": True}, "client": {"ce_loss": {"weight": 1}, "prox_loss": {"weight": 0.1}}},
+            {"lam": 0.6, "beta": 0.2},
+            fields=DRAWN | DECAYS,
+            departures={
+                "the rate falls in each local epoch too": functools.partial(
+                    mock.patch.object, torch.optim.lr_scheduler, "LambdaLR", keep_rate
+                )
             },
         ),
     ),

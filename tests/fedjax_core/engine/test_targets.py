@@ -21,7 +21,7 @@ from methods.fedavg import fedavg
 from tests import toy
 
 ANY = """
-    afl apfl centralized cfl dfedavg ditto fedala fedamp fedavg fedavg_ft fedbabu fedbn fedcac fedcm feddc feddyn
+    afl apfl centralized cfl dfedavg ditto fedala fedamp fedavg fedavg_ft fedbabu fedbn fedacg fedcac fedcm feddc feddyn
     fedex_lora fedexp fedfomo fedit fedlora fednova fedopt fedper fedprox fedrep fedsa_lora fedsam fedspeed ffa_lora flexlora
     flora hetlora hierfavg ifca lg_fedavg local mime per_fedavg qfedavg scaffold
 """
