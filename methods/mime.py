@@ -30,6 +30,7 @@ Pitfalls: **lite=False is not the paper's Mime.** There clients first send gradi
 mean c comes back before they train, in the same round. A round here has one exchange, so that c and
 its anchor are those of the last round: the gradient of a step is grad f_i(y) - grad f_i(anchor) + c,
 both of one minibatch, and plain in the first round. MimeLite lacks the correction and is as printed.
+`tests/methods/test_mime.py` runs each round twice, which gives the paper's.
 
 Departures: "momentum" is short in the first rounds, as printed; PyTorch's and Optax's g + beta m is
 1 / (1 - beta) times as long. Moments of "adam" include the step's own gradient and are corrected for
