@@ -24,16 +24,16 @@ G_i = <theta_i, g - g_i>. Unseen clients use the server's model.
 says so before it starts: a small alpha is a long memory with large steps, and good values are from
 1 / (eta K) to 1 / eta (`methods/feddyn.py`).
 
-Departures: as in the authors' code, states begin at 0, means are uniform, g_i and g are gradients
-((w - theta_i) / (eta K), hence the sign in G_i), and a client's new g_i lacks the correction that it
-trained with, as in SCAFFOLD's option II; that code adds the mean drift of all clients, not of the
-round's. It divides alpha and g by a client's share of the examples (1 where all have as many), which is left
-out here, and takes the first round's eta and one K for all clients and rounds. Here eta K is measured
-as in FedNova, so that clients may take unequal numbers of steps, with momentum or falling rates; with
-weight decay the measure falls a little short (`methods/fedcm.py`). Weight decay and clipping are in
-g_i, as there. That code logs scores of the mean of the round's models too: score="active_mean".
-config.optimizer.clip bounds the whole direction. Batch statistics are averaged. A round without
-participants changes nothing.
+Departures: as in the authors' code, states begin at 0, means are uniform, the server adds the mean
+drift of all clients and not of the round's, g_i and g are gradients ((w - theta_i) / (eta K), hence
+the sign in G_i), and a client's new g_i lacks the correction that it trained with, as in SCAFFOLD's
+option II. That code divides alpha and g by a client's share of the examples, 1 where all have as many,
+which is left out here; and it takes the first round's eta and one K for all clients and rounds. Here
+eta K is measured as in FedNova, so that clients may take unequal numbers of steps, with momentum or
+falling rates; with weight decay the measure falls a little short (`methods/fedcm.py`). Weight decay
+and clipping are in g_i, as there; config.optimizer.clip bounds the whole direction. That code also
+logs scores of the mean of the round's models: score="active_mean". Batch statistics are averaged. A
+round without participants changes nothing.
 """
 
 from typing import Annotated, NamedTuple
