@@ -29,7 +29,7 @@ round, so two methods differ only in what their pages say. K is the number of cl
 
 | you want | look at |
 |---|---|
-| one model for all clients | FedAvg, then SCAFFOLD, FedDyn, FedProx, FedOpt, FedSAM |
+| one model for all clients | FedAvg, then SCAFFOLD, FedDyn, FedDC, FedProx, FedOpt, FedACG, FedSAM |
 | a fair share for the worst clients | q-FedAvg, AFL |
 | clients that lack classes | FedLC, FedNTD, FedSKC |
 | a model for each client | Local (the baseline to beat), FedAvg with fine-tuning, FedPer, Ditto, FedPFT |

@@ -31,6 +31,7 @@ RELATIVES = {
     "fedex_lora": "flora",
     "fedoa": "fedoa_lora",
     "fedproto": "fedproto_g",
+    "mime_lite": "mime",
     "fedgen": "fedgen_official",
     "fedhpl": "fedhpl_mixed",
     **dict.fromkeys(["fedskc", "fedskc_released"], "fedskc_printed"),

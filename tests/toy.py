@@ -37,6 +37,7 @@ from methods.cfl import cfl
 from methods.dbe import dbe
 from methods.dfedavg import dfedavg
 from methods.ditto import ditto
+from methods.fedacg import fedacg
 from methods.fedala import fedala
 from methods.fedamp import fedamp
 from methods.fedavg import fedavg
@@ -47,6 +48,7 @@ from methods.fedbn import fedbn
 from methods.fedcac import fedcac
 from methods.fedcm import fedcm
 from methods.fedcp import fedcp
+from methods.feddc import feddc
 from methods.feddyn import feddyn
 from methods.fedex_lora import fedex_lora
 from methods.fedexp import fedexp
@@ -90,6 +92,7 @@ from methods.hierfavg import hierfavg
 from methods.ifca import ifca
 from methods.lg_fedavg import lg_fedavg
 from methods.local import local
+from methods.mime import mime
 from methods.moon import moon
 from methods.per_fedavg import per_fedavg
 from methods.perada import perada
@@ -160,6 +163,8 @@ METHODS: dict[str, Any] = {
     "fedavg_ft": functools.partial(fedavg_ft, epochs=2, batch=BATCH, finetune_epochs=1, finetune_rate=0.5),
     "fedprox": functools.partial(fedprox, epochs=2, batch=BATCH, mu=1.0),
     "feddyn": functools.partial(feddyn, epochs=2, batch=BATCH, alpha=0.8),
+    "feddc": functools.partial(feddc, epochs=2, batch=BATCH, alpha=0.8),
+    "fedacg": functools.partial(fedacg, epochs=2, batch=BATCH, lam=0.6, beta=0.7),
     "fednova": functools.partial(fednova, epochs=2, batch=BATCH),
     "fedexp": functools.partial(fedexp, epochs=2, batch=BATCH),
     "fedlc": functools.partial(fedlc, epochs=2, batch=BATCH, tau=0.7),
@@ -173,6 +178,8 @@ METHODS: dict[str, Any] = {
     "afl": functools.partial(afl, ascent_lr=0.3, epochs=2, batch=BATCH),
     "fedspeed": functools.partial(fedspeed, epochs=2, batch=BATCH, alpha=0.8, rho=0.3, share=0.7, normalized=False),
     "fedopt": functools.partial(fedopt, epochs=2, batch=BATCH),
+    "mime": functools.partial(mime, epochs=2, batch=BATCH, lite=False, b1=0.6, server_lr=0.8),
+    "mime_lite": functools.partial(mime, epochs=2, batch=BATCH, base="adam", b1=0.6, tau=0.3),
     "moon": functools.partial(moon, epochs=2, batch=BATCH, mu=1.0, projection=4),
     "fedproto": functools.partial(fedproto, epochs=2, batch=BATCH),
     "fedproto_g": functools.partial(fedproto_g, epochs=2, batch=BATCH),

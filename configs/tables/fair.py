@@ -13,15 +13,16 @@ cifar10/.
 training examples is held out for validation and selects settings, by 8 trials for each row and
 column, and the round. Test examples select nothing. Every row tries rates between 0.01 and 1.
 FedAvg, Local, FedAvg+Linear, FedPer, FedRep, LG-FedAvg, HeteroFL and FedRolex try nothing else.
-SCAFFOLD, FedDyn, FedExP, FedCM, FedSpeed, FedOPT, FedNH and FedRCL weight clients equally, FedSKC
-nearly so, AFL and q-FedAvg by their losses: FedAvg (uniform) is their control.
+SCAFFOLD, FedDyn, FedDC, FedExP, FedCM, FedACG, MimeLite, FedSpeed, FedOPT, FedNH and FedRCL weight
+clients equally, FedSKC nearly so, AFL and q-FedAvg by their losses: FedAvg (uniform) is their control.
 Each other row tries one coefficient of its own, most of them over two magnitudes, not necessarily
 centered at the authors' value (FedSKC's tau from 0.05 to 5; theirs is 0.08). SCAFFOLD's server rate
 covers one magnitude, Per-FedAvg's alpha and DBE's kappa three, FedNH's scale 1 to 30, FedAMP's
-alpha up to sigma / 15 (16 clients train); FedNova, pFedGate, FedCAC, APFL, FedFomo, IFCA, DFedAvg
-and HierFAVG try one of three values. A client is evaluated with the method's personal model if
-there is one, else with the global model, on its own test examples. Of HeteroFL and FedRolex, every
-second client has a network of half the width, and gradients are clipped as by their authors.
+alpha up to sigma / 15 (16 clients train); FedNova, FedACG, MimeLite, pFedGate, FedCAC, APFL, FedFomo,
+IFCA, DFedAvg and HierFAVG try one of three values. MimeLite's clients read their data once more, for
+a gradient. A client is evaluated with the method's personal model if there is one, else with the
+global model, on its own test examples. Of HeteroFL and FedRolex, every second client has a network of
+half the width, and gradients are clipped as by their authors.
 
 Not here: methods that need a frozen or pre-trained network (FedHPL, pFedPG, adapters), batch
 normalization (FedBN), public data (FedMD), or that have no clients (Centralized).
@@ -37,11 +38,14 @@ GLOBAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods evaluated by a glob
     "FedProx": ("fedprox", {"method.mu": LogUniform(1e-3, 1e-1)}),
     "SCAFFOLD": ("scaffold", {"method.server_lr": LogUniform(0.1, 1.0)}),
     "FedDyn": ("feddyn", {"method.alpha": LogUniform(0.1, 10.0)}),
+    "FedDC": ("feddc", {"method.alpha": LogUniform(0.1, 10.0)}),
     "FedNova": ("fednova", {"method.server_momentum": (0.0, 0.5, 0.9)}),
     "FedExP": ("fedexp", {"method.eps": LogUniform(1e-3, 1e-1)}),
     "FedLC": ("fedlc", {"method.tau": LogUniform(0.1, 10.0)}),
     "FedNTD": ("fedntd", {"method.beta": LogUniform(0.1, 10.0)}),
     "FedCM": ("fedcm", {"method.alpha": LogUniform(0.03, 1.0)}),
+    "FedACG": ("fedacg", {"method.lam": (0.0, 0.5, 0.85)}),
+    "MimeLite": ("mime", {"method.b1": (0.0, 0.5, 0.9)}),
     "FedSAM": ("fedsam", {"method.rho": LogUniform(0.01, 1.0)}),
     "FedSpeed": ("fedspeed", {"method.rho": LogUniform(0.01, 1.0)}),
     "AFL": ("afl", {"method.ascent_lr": LogUniform(1e-3, 1.0)}),

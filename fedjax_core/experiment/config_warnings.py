@@ -144,7 +144,7 @@ def check_feddyn(resolved: ResolvedConfig, data: FederatedData, participation: f
     `methods/feddyn.py` says what then happens. The mean of its states remembers 1 / (P (1 - (1 - rate * alpha)^steps)) rounds.
     """
     method, fields = resolved.method, resolved.fields
-    has_its_server = method.name == "feddyn" or (method.name == "fedspeed" and method.option("dual_mean") == "all")
+    has_its_server = method.name in ("feddc", "feddyn") or (method.name == "fedspeed" and method.option("dual_mean") == "all")
     if method.origin != registry.BUILT_IN or not has_its_server or fields["optimizer.name"] != "sgd":
         return []
     alpha, epochs, batch = (method.option(name) for name in ("alpha", "epochs", "batch"))
@@ -164,7 +164,7 @@ def check_feddyn(resolved: ResolvedConfig, data: FederatedData, participation: f
     remembered = f"about {memory:.0f} rounds" if memory < rounds else "all rounds"
     at_the_end = "" if least == rate else f" once the rate is {least:.2g}"
     what = f"FedDyn's states remember {remembered}{at_the_end} and the server steps by 1 / alpha; it may stall or diverge"
-    better = "; method.score='active_mean' scores the mean of a round's models" if method.name == "feddyn" else ""
+    better = "; method.score='active_mean' scores the mean of a round's models" if method.name != "fedspeed" else ""
     return [f"method.alpha={alpha:g}: {what}; {range_}{better}"]
 
 
@@ -252,7 +252,9 @@ def check_public(resolved: ResolvedConfig) -> list[str]:
 def check_kept_states(resolved: ResolvedConfig) -> list[str]:
     """Returns a warning of a server that sums changes of what clients keep, and receives them weighted, clipped or by a rule."""
     method, schedule, fields = resolved.method, resolved.schedule, resolved.fields
-    sums = method.name in ("scaffold", "feddyn") or (method.name == "fedspeed" and method.options.get("dual_mean") == "all")
+    sums = method.name in ("scaffold", "feddc", "feddyn") or (
+        method.name == "fedspeed" and method.options.get("dual_mean") == "all"
+    )
     if method.origin != registry.BUILT_IN or not sums:
         return []
     changed = {

@@ -3,14 +3,16 @@
 python -m tests.benchmarks.peers.released_equality CHECKOUTS [CASE ...]
 
 CHECKOUTS is a folder with clones, each by its name, of woodenchild95/FL-Simulator,
-KarhouTam/FL-bench, TsingZ0/HtFLlib, JYWa/FedNova, Divyansh03/FedExP, litian96/fair_flearn and
-jichan3751/ifca. The environment has torch, omegaconf and pandas beside our packages; what else they
-import is a stub. Servers and clients run unchanged, but for the loop around FedNova's optimizer, for
-constants of FedExP's script, and for the network of fair_flearn, which is written for TensorFlow 1.
+KarhouTam/FL-bench, TsingZ0/HtFLlib, JYWa/FedNova, Divyansh03/FedExP, gaoliang13/FedDC,
+geehokim/FedACG, google/fedjax, litian96/fair_flearn and jichan3751/ifca. The environment has torch, omegaconf and pandas beside our
+packages; what else they import is a stub. Servers and clients run unchanged, but for the loop around
+FedNova's optimizer and FedACG's parts, for constants of FedExP's script, and for the network of fair_flearn, which is
+written for TensorFlow 1.
 Data, network, batches and output are those of `pfllib_equality`. Where clients are drawn, all take
 our draw.
 """
 
+import collections
 import contextlib
 import copy
 import functools
@@ -34,6 +36,7 @@ from unittest import mock
 
 import jax
 import numpy as np
+import optax
 import torch
 from torch.nn.utils import parameters_to_vector
 
@@ -50,12 +53,13 @@ FEDEXP_STEPS = 20  # likewise
 PUBLIC = 60  # public examples
 UNEVEN = (1, 2, 3, 4, 5)  # local epochs of FedNova's clients
 STUBS = (  # imported, and not needed
-    "h5py", "hydra", "hydra.core", "hydra.core.hydra_config", "matplotlib", "matplotlib.pyplot", "pynvml", "ray",
-    "ray.actor", "tensorflow", "torchvision", "torchvision.datasets", "torchvision.io", "torchvision.io.image",
-    "torchvision.models", "torchvision.transforms", "torchvision.utils", "ujson", "visdom",
+    "IPython", "IPython.core", "IPython.core.debugger", "h5py", "haiku", "hydra", "hydra.core", "hydra.core.hydra_config",
+    "matplotlib", "matplotlib.pyplot", "pynvml", "ray", "ray.actor", "sqlitedict", "tensorboardX", "tensorflow",
+    "torch.utils.tensorboard", "torchsummary", "torchvision", "torchvision.datasets", "torchvision.io",
+    "torchvision.io.image", "torchvision.models", "torchvision.transforms", "torchvision.utils", "ujson", "visdom",
 )  # fmt: skip
 NOTHING: Mapping[str, pfllib.Change] = types.MappingProxyType({})
-EDITS: dict[str, str] = {}  # of FedExP's script, while a departure is taken back
+EDITS: dict[str, str] = {}  # of FedExP's and FedDC's scripts, while departures are taken back
 
 
 class Case(NamedTuple):
@@ -85,6 +89,29 @@ class Network(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns logits."""
         return self.head(self.base(x))
+
+
+class Settings(Namespace):
+    """A config for FedACG."""
+
+    @classmethod
+    def of(cls, tree: Any) -> Any:
+        """Returns a config of nested dictionaries."""
+        return cls(**{name: cls.of(value) for name, value in tree.items()}) if isinstance(tree, dict) else tree
+
+    def get(self, name: str) -> Any:
+        """Returns an entry; None: there is none."""
+        return vars(self).get(name)
+
+
+class Encoder(Network):
+    """A network for FedACG."""
+
+    num_layers = 0
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Returns logits, by name."""
+        return {"logit": super().forward(x)}
 
 
 class Learner:
@@ -331,6 +358,92 @@ def run_fedexp(peer: Peer, ours: Ours) -> Namespace:
     return make_result(script["net_glob"])
 
 
+def run_feddc(peer: Peer, ours: Ours) -> Namespace:
+    """Runs FedDC."""
+    (x, y), (test_x, test_y), network = read_data("train"), read_data("test"), Network(ours.network)
+    module = importlib.import_module("utils_methods_FedDC")
+    source = Path(str(module.__file__)).read_text()
+    for old, new in EDITS.items():
+        assert old in source
+        source = source.replace(old, new)
+    exec(compile(source, str(module.__file__), "exec"), vars(module))
+    arguments = {
+        "data_obj": Namespace(
+            n_client=len(SIZES), clnt_x=x, clnt_y=y, tst_x=np.concatenate(test_x), tst_y=np.concatenate(test_y), name=NAME,
+            dataset="mnist",
+        ),
+        "act_prob": 0.5, "n_minibatch": EPOCHS, "learning_rate": RATE, "batch_size": max(SIZES), "epoch": EPOCHS,
+        "com_amount": ROUNDS, "print_per": EPOCHS, "weight_decay": DECAYS["optimizer.weight_decay"],
+        "model_func": lambda: copy.deepcopy(network), "init_model": network, "sch_step": 1, "sch_gamma": 1,
+        "save_period": ROUNDS, "lr_decay_per_round": DECAYS["optimizer.decay"],
+    }  # fmt: skip
+    draws = [1.0 - np.isin(range(len(SIZES)), cohort) for cohort in ours.cohorts]
+    with mock.patch.object(np.random, "uniform", side_effect=draws):
+        _, (model,), *_ = module.train_FedDC(**arguments | peer.arguments)
+    return make_result(model)
+
+
+def run_fedacg(peer: Peer, ours: Ours) -> Namespace:
+    """Runs FedACG's server and clients."""
+    with mock.patch.dict(
+        sys.modules, {name: mock.MagicMock() for name in ("datasets", "datasets.cifar", "models", "tabulate", "torchmetrics")}
+    ):
+        servers, clients = map(importlib.import_module, ("servers.base", "clients.base_client"))
+    args = Settings.of(
+        {
+            "batch_size": max(SIZES), "num_workers": 0, "pin_memory": False, "use_amp": False,
+            "dataset": {"name": NAME, "num_instances": 0},
+            "optimizer": {"momentum": 0.0, "wd": DECAYS["optimizer.weight_decay"]},
+            "trainer": {"local_lr_decay": DECAYS["optimizer.decay"], "local_epochs": EPOCHS},
+        }
+        | peer.arguments
+    )  # fmt: skip
+    data = [torch.utils.data.TensorDataset(*map(torch.tensor, pair)) for pair in zip(*read_data("train"), strict=True)]
+    for dataset in data:
+        vars(dataset)["class_dict"] = collections.Counter(dataset.tensors[1].tolist())
+    network, server = Encoder(ours.network), servers.ServerM(args)
+    server.set_momentum(network)
+    members = [clients.Client(args, i, copy.deepcopy(network)) for i in range(len(SIZES))]
+    for r, cohort in enumerate(ours.cohorts):
+        network = server.FedACG_lookahead(network)
+        sent, trained = network.state_dict(), []
+        for i in cohort.tolist():
+            members[i].setup(sent, "cpu", data[i], RATE * DECAYS["optimizer.decay"] ** r, r, None)
+            trained.append(members[i].local_train(r)[0])
+        weights = {key: [state[key] for state in trained] for key in sent}
+        deltas = {key: [state[key] - sent[key] for state in trained] for key in sent}
+        network.load_state_dict(server.aggregate(weights, deltas, cohort, None, None))
+    return make_result(network)
+
+
+def run_fedjax(peer: Peer, ours: Ours) -> Namespace:
+    """Runs an algorithm of FedJAX, each of whose batches has all examples of its client."""
+    fedjax, module = importlib.import_module("fedjax"), importlib.import_module(f"fedjax.algorithms.{peer.module}")
+
+    def find_losses(params: PyTree, batch: dict[str, jax.Array], key: jax.Array) -> jax.Array:
+        del key
+        hidden = jax.nn.relu(batch["x"].reshape(len(batch["x"]), -1) @ params["dense1"]["kernel"] + params["dense1"]["bias"])
+        logits = hidden @ params["head"]["kernel"] + params["head"]["bias"]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
+
+    name, arguments = peer.arguments["optimizer"]
+    algorithm = getattr(module, peer.name)(
+        find_losses,
+        getattr(fedjax.optimizers, name)(**arguments),
+        fedjax.ShuffleRepeatBatchHParams(batch_size=max(SIZES), num_epochs=EPOCHS),
+        fedjax.PaddedBatchHParams(batch_size=max(SIZES)),
+        1.0,
+    )
+    data = [fedjax.ClientDataset({"x": x, "y": y}) for x, y in zip(*read_data("train"), strict=True)]
+    repeat = fedjax.ClientDataset.shuffle_repeat_batch
+    take_all = lambda client, hparams: repeat(client, hparams.replace(batch_size=len(client)))
+    state = algorithm.init(jax.tree.map(jax.numpy.asarray, ours.network))
+    with mock.patch.object(fedjax.ClientDataset, "shuffle_repeat_batch", take_all):
+        for cohort in ours.cohorts:
+            state, _ = algorithm.apply(state, [(b"%d" % i, data[i], jax.random.key(0)) for i in cohort.tolist()])
+    return make_result(hold(pfllib.list_arrays(state.params)))
+
+
 def run_fair_flearn(peer: Peer, ours: Ours) -> Namespace:
     """Runs a trainer of fair_flearn."""
     data = [
@@ -386,6 +499,11 @@ def start_all_at_square(optimizer: Any, *_: Any, **__: Any) -> None:
         moment += optimizer.tau**2
 
 
+def keep_rate(optimizer: torch.optim.Optimizer, **_: Any) -> Any:
+    """Returns a schedule that keeps the rate."""
+    return torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+
+
 def drop_nesterov(server: Any, *_: Any) -> None:
     """Takes Nesterov's step from FL-bench's FedAvgM."""
     server.global_optmizer.param_groups[0]["nesterov"] = False
@@ -405,6 +523,11 @@ def split_by_id() -> Iterator[None]:
         yield
 
 
+def edit(old: str, new: str) -> pfllib.Change:
+    """Returns a change of a script, to be entered later."""
+    return functools.partial(mock.patch.dict, EDITS, {old: new})
+
+
 def change(target: str, after: Callable) -> pfllib.Change:
     """Returns `extend` of these arguments, to be entered later."""
     return functools.partial(extend, target, after=after)
@@ -416,6 +539,14 @@ def take_simulator(
     """Returns a case of FL-Simulator, where some clients take part in a round."""
     peer = Peer("", name, arguments, options, fields=DRAWN | DECAYS, departures=departures)
     return Case("FL-Simulator", run_fl_simulator, method, peer)
+
+
+def take_mime(base: str, name: str, arguments: dict[str, float], options: dict[str, Any]) -> Case:
+    """Returns a case of FedJAX's MimeLite with this optimizer of FedJAX."""
+    options = {"base": base, "weights": "samples"} | options
+    return Case(
+        "fedjax", run_fedjax, "mime", Peer("mime_lite", "mime_lite", {"optimizer": (name, arguments)}, options, fields=DRAWN)
+    )
 
 
 def take_fedavgm(server: str, departures: Mapping[str, pfllib.Change] = NOTHING) -> Case:
@@ -446,6 +577,47 @@ CASES = {
     ),
     "fedspeed": take_simulator("FedSpeed", "fedspeed", {"rho": 0.1, "lamb": 0.5}, {"rho": 0.1, "alpha": 0.5, "dual_mean": "all"}),
     "feddyn": take_simulator("FedDyn", "feddyn", {"lamb": 0.5}, {"alpha": 0.5}),
+    "feddc": Case(
+        "FedDC",
+        run_feddc,
+        "feddc",
+        Peer(
+            "",
+            "",
+            {"alpha_coef": 0.5},
+            {"alpha": 0.5},
+            fields=DRAWN | DECAYS,
+            departures={
+                "alpha and the mean direction are divided by a client's share of the examples": edit(
+                    "weight_list / np.sum(weight_list) * n_clnt", "np.ones(n_clnt)"
+                ),
+                "directions are of the first round's rate": edit(
+                    "1/n_minibatch/learning_rate", "1/n_minibatch/learning_rate/lr_decay_per_round**i"
+                ),
+            },
+        ),
+    ),
+    "fedacg": Case(
+        "FedACG",
+        run_fedacg,
+        "fedacg",
+        Peer(
+            "",
+            "",
+            {"server": {"momentum": 0.6, "FedACG": True}, "client": {"ce_loss": {"weight": 1}, "prox_loss": {"weight": 0.1}}},
+            {"lam": 0.6, "beta": 0.2},
+            fields=DRAWN | DECAYS,
+            departures={
+                "the rate falls in each local epoch too": functools.partial(
+                    mock.patch.object, torch.optim.lr_scheduler, "LambdaLR", keep_rate
+                )
+            },
+        ),
+    ),
+    "mime_lite_momentum": take_mime("momentum", "sgd", {"learning_rate": RATE * 0.4, "momentum": 0.6}, {"b1": 0.6}),
+    "mime_lite_adam": take_mime(
+        "adam", "adam", {"learning_rate": RATE, "b1": 0.6, "b2": 0.9, "eps": 0.1}, {"b1": 0.6, "b2": 0.9, "tau": 0.1}
+    ),
     "fedadam": take_simulator(
         "FedAdam",
         "fedopt",
@@ -541,11 +713,7 @@ CASES = {
             {"epsilon_fedexp = 0.1": "epsilon_fedexp = 0.001"},
             {"eps": 0.001 * len(SIZES), "weights": "samples", "epochs": FEDEXP_STEPS},
             fields=FEDEXP,
-            departures={
-                "epsilon decays": functools.partial(
-                    mock.patch.dict, EDITS, {"epsilon = decay*decay*epsilon": "epsilon = epsilon_algs[alg]"}
-                )
-            },
+            departures={"epsilon decays": edit("epsilon = decay*decay*epsilon", "epsilon = epsilon_algs[alg]")},
         ),
     ),
     "fedavgm_fedexp": Case(

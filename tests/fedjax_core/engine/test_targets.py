@@ -21,9 +21,9 @@ from methods.fedavg import fedavg
 from tests import toy
 
 ANY = """
-    afl apfl centralized cfl dfedavg ditto fedala fedamp fedavg fedavg_ft fedbabu fedbn fedcac fedcm feddyn fedex_lora
-    fedexp fedfomo fedit fedlora fednova fedopt fedper fedprox fedrep fedsa_lora fedsam fedspeed ffa_lora flexlora
-    flora hetlora hierfavg ifca lg_fedavg local per_fedavg qfedavg scaffold
+    afl apfl centralized cfl dfedavg ditto fedala fedamp fedavg fedavg_ft fedbabu fedbn fedacg fedcac fedcm feddc feddyn
+    fedex_lora fedexp fedfomo fedit fedlora fednova fedopt fedper fedprox fedrep fedsa_lora fedsam fedspeed ffa_lora flexlora
+    flora hetlora hierfavg ifca lg_fedavg local mime per_fedavg qfedavg scaffold
 """
 ROWS = "dbe fedavg_linear fedcp fedsdr moon perada pfedgate pfedpg pfedpt"
 

@@ -15,13 +15,16 @@ from fedjax_core.training.local_batch_norm import with_local_statistics
 from methods.afl import afl
 from methods.dbe import dbe
 from methods.dfedavg import dfedavg
+from methods.fedacg import fedacg
 from methods.fedavg import fedavg
+from methods.feddc import feddc
 from methods.feddyn import feddyn
 from methods.fedopt import fedopt
 from methods.fedper import fedper
 from methods.fedrod import fedrod
 from methods.hierfavg import hierfavg
 from methods.local import local
+from methods.mime import mime
 from methods.scaffold import scaffold
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
@@ -107,6 +110,9 @@ class LocalStatisticsTest(chex.TestCase):
         (fedper, 5 * 6 + 6, 5 * 6 + 6),
         (afl, PARAMS, PARAMS + 1),
         (feddyn, PARAMS, PARAMS),
+        (feddc, 2 * PARAMS, PARAMS + 1),
+        (fedacg, PARAMS, PARAMS),
+        (functools.partial(mime, lite=False), 4 * PARAMS + 1, 2 * PARAMS),
         (hierfavg, PARAMS, PARAMS),
         (dfedavg, 2 * PARAMS, 2 * PARAMS),
     )
