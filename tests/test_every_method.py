@@ -31,7 +31,7 @@ RELATIVES = {
     "fedex_lora": "flora",
     "fedoa": "fedoa_lora",
     "fedproto": "fedproto_g",
-    "mime_lite": "mime",
+    "mime_lite_adam": "mime_lite",
     "fedgen": "fedgen_official",
     "fedhpl": "fedhpl_mixed",
     **dict.fromkeys(["fedskc", "fedskc_released"], "fedskc_printed"),

@@ -92,7 +92,7 @@ from methods.hierfavg import hierfavg
 from methods.ifca import ifca
 from methods.lg_fedavg import lg_fedavg
 from methods.local import local
-from methods.mime import mime
+from methods.mime_lite import mime_lite
 from methods.moon import moon
 from methods.per_fedavg import per_fedavg
 from methods.perada import perada
@@ -178,8 +178,8 @@ METHODS: dict[str, Any] = {
     "afl": functools.partial(afl, ascent_lr=0.3, epochs=2, batch=BATCH),
     "fedspeed": functools.partial(fedspeed, epochs=2, batch=BATCH, alpha=0.8, rho=0.3, share=0.7, normalized=False),
     "fedopt": functools.partial(fedopt, epochs=2, batch=BATCH),
-    "mime": functools.partial(mime, epochs=2, batch=BATCH, lite=False, b1=0.6, server_lr=0.8),
-    "mime_lite": functools.partial(mime, epochs=2, batch=BATCH, base="adam", b1=0.6, tau=0.3),
+    "mime_lite": functools.partial(mime_lite, epochs=2, batch=BATCH, b1=0.6, server_lr=0.8),
+    "mime_lite_adam": functools.partial(mime_lite, epochs=2, batch=BATCH, base="adam", b1=0.6, tau=0.3),
     "moon": functools.partial(moon, epochs=2, batch=BATCH, mu=1.0, projection=4),
     "fedproto": functools.partial(fedproto, epochs=2, batch=BATCH),
     "fedproto_g": functools.partial(fedproto_g, epochs=2, batch=BATCH),

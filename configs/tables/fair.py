@@ -45,7 +45,7 @@ GLOBAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods evaluated by a glob
     "FedNTD": ("fedntd", {"method.beta": LogUniform(0.1, 10.0)}),
     "FedCM": ("fedcm", {"method.alpha": LogUniform(0.03, 1.0)}),
     "FedACG": ("fedacg", {"method.lam": (0.0, 0.5, 0.85)}),
-    "MimeLite": ("mime", {"method.b1": (0.0, 0.5, 0.9)}),
+    "MimeLite": ("mime_lite", {"method.b1": (0.0, 0.5, 0.9)}),
     "FedSAM": ("fedsam", {"method.rho": LogUniform(0.01, 1.0)}),
     "FedSpeed": ("fedspeed", {"method.rho": LogUniform(0.01, 1.0)}),
     "AFL": ("afl", {"method.ascent_lr": LogUniform(1e-3, 1.0)}),

@@ -541,12 +541,11 @@ def take_simulator(
     return Case("FL-Simulator", run_fl_simulator, method, peer)
 
 
-def take_mime(base: str, name: str, arguments: dict[str, float], options: dict[str, Any]) -> Case:
+def take_mime_lite(base: str, name: str, arguments: dict[str, float], options: dict[str, Any]) -> Case:
     """Returns a case of FedJAX's MimeLite with this optimizer of FedJAX."""
     options = {"base": base, "weights": "samples"} | options
-    return Case(
-        "fedjax", run_fedjax, "mime", Peer("mime_lite", "mime_lite", {"optimizer": (name, arguments)}, options, fields=DRAWN)
-    )
+    peer = Peer("mime_lite", "mime_lite", {"optimizer": (name, arguments)}, options, fields=DRAWN)
+    return Case("fedjax", run_fedjax, "mime_lite", peer)
 
 
 def take_fedavgm(server: str, departures: Mapping[str, pfllib.Change] = NOTHING) -> Case:
@@ -614,8 +613,8 @@ CASES = {
             },
         ),
     ),
-    "mime_lite_momentum": take_mime("momentum", "sgd", {"learning_rate": RATE * 0.4, "momentum": 0.6}, {"b1": 0.6}),
-    "mime_lite_adam": take_mime(
+    "mime_lite_momentum": take_mime_lite("momentum", "sgd", {"learning_rate": RATE * 0.4, "momentum": 0.6}, {"b1": 0.6}),
+    "mime_lite_adam": take_mime_lite(
         "adam", "adam", {"learning_rate": RATE, "b1": 0.6, "b2": 0.9, "eps": 0.1}, {"b1": 0.6, "b2": 0.9, "tau": 0.1}
     ),
     "fedadam": take_simulator(

@@ -23,7 +23,7 @@ from tests import toy
 ANY = """
     afl apfl centralized cfl dfedavg ditto fedala fedamp fedavg fedavg_ft fedbabu fedbn fedacg fedcac fedcm feddc feddyn
     fedex_lora fedexp fedfomo fedit fedlora fednova fedopt fedper fedprox fedrep fedsa_lora fedsam fedspeed ffa_lora flexlora
-    flora hetlora hierfavg ifca lg_fedavg local mime per_fedavg qfedavg scaffold
+    flora hetlora hierfavg ifca lg_fedavg local mime_lite per_fedavg qfedavg scaffold
 """
 ROWS = "dbe fedavg_linear fedcp fedsdr moon perada pfedgate pfedpg pfedpt"
 

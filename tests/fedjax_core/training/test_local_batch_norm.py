@@ -24,7 +24,7 @@ from methods.fedper import fedper
 from methods.fedrod import fedrod
 from methods.hierfavg import hierfavg
 from methods.local import local
-from methods.mime import mime
+from methods.mime_lite import mime_lite
 from methods.scaffold import scaffold
 from tests import naive, toy
 from tests.methods.test_fedavg import MODEL
@@ -112,7 +112,7 @@ class LocalStatisticsTest(chex.TestCase):
         (feddyn, PARAMS, PARAMS),
         (feddc, 2 * PARAMS, PARAMS + 1),
         (fedacg, PARAMS, PARAMS),
-        (functools.partial(mime, lite=False), 4 * PARAMS + 1, 2 * PARAMS),
+        (mime_lite, 2 * PARAMS + 1, 2 * PARAMS),  # and the number of steps of its momentum
         (hierfavg, PARAMS, PARAMS),
         (dfedavg, 2 * PARAMS, 2 * PARAMS),
     )

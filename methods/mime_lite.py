@@ -1,11 +1,10 @@
-"""MimeLite, late Mime: clients step with the state of an optimizer that the server keeps and advances.
+"""MimeLite: clients step with the state of an optimizer that the server keeps and advances.
 
 In plain words: The server keeps the state of an optimizer, such as its momentum or Adam's moments, and
 sends it with the model. Clients take all local steps with that state and do not change it. They send
 back the gradient of all their data at the model that they were sent, by which the server advances the
 state.
-Sent to clients: model, state of the optimizer; with lite=False also the last round's model and mean
-gradient.
+Sent to clients: model, state of the optimizer.
 
 Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh. Breaking the centralized barrier for
 cross-device federated learning. NeurIPS 2021. https://arxiv.org/abs/2008.03606
@@ -15,7 +14,6 @@ cross-device federated learning. NeurIPS 2021. https://arxiv.org/abs/2008.03606
   s            server.s          statistics of the base optimizer B = (U, V)
   U, V         base              base optimizer: U(g, s) is a step's direction, V(g, s) the new statistics
   beta         b1                of its momentum;  b1, b2, tau: of Adam
-  c            server.mean       mean gradient at server.anchor
   eta          optimizer         learning rate of local steps
   K            epochs            local epochs
 
@@ -26,11 +24,8 @@ cross-device federated learning. NeurIPS 2021. https://arxiv.org/abs/2008.03606
 
 Unseen clients use the server's model.
 
-Pitfalls: **lite=False is not the paper's Mime.** There clients first send gradients at x, and their
-mean c comes back before they train, in the same round. A round here has one exchange, so that c and
-its anchor are those of the last round: the gradient of a step is grad f_i(y) - grad f_i(anchor) + c,
-both of one minibatch, and plain in the first round. MimeLite lacks the correction and is as printed.
-`tests/methods/test_mime.py` runs each round twice, which gives the paper's.
+Mime itself is not here: its clients first send their gradients at x, and get the mean of them back
+before they train, in the same round, by which each step is corrected. A round here has one exchange.
 
 Departures: "momentum" is short in the first rounds, as printed; PyTorch's and Optax's g + beta m is
 1 / (1 - beta) times as long. Moments of "adam" include the step's own gradient and are corrected for
@@ -43,11 +38,10 @@ participants changes nothing.
 
 from typing import Annotated, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_core.algorithm import TARGETS, Algorithm, Array, ClientOutput, Net, PyTree
+from fedjax_core.algorithm import TARGETS, Algorithm, ClientOutput, Net, PyTree
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, BelowOne, Positive, check_arguments, one_of
 from fedjax_core.task import Task
 from fedjax_core.training import aggregators, local_training
@@ -59,23 +53,16 @@ class Server(NamedTuple):
     Attributes:
       net: the global model x.
       s: the base optimizer's statistics.
-      anchor: the last round's params, with `lite` ().
-      mean: c, like net.params, with `lite` ().
-      corrects: [] whether c is known.
     """
 
     net: Net
     s: PyTree
-    anchor: PyTree
-    mean: PyTree
-    corrects: Array
 
 
-def mime(
+def mime_lite(
     task: Task,
     *,
     optimizer: local_training.Optimizer,
-    lite: bool = True,
     base: Annotated[str, one_of("sgd", "momentum", "adam")] = "momentum",
     b1: BelowOne = 0.9,
     b2: BelowOne = 0.99,
@@ -85,12 +72,11 @@ def mime(
     batch: AtLeastOne = 64,
     weights: str = "uniform",
 ) -> Algorithm:
-    """Builds MimeLite, or Mime with the last round's mean gradient (Algorithm 1).
+    """Builds MimeLite (Algorithm 1).
 
     Args:
       task: network and population.
       optimizer: of the directions that the base optimizer gives; sgd is the paper's.
-      lite: whether gradients of local steps are plain ones.
       base: the base optimizer.
       b1: beta of "momentum", decay of Adam's first moment.
       b2: decay of Adam's second moment.
@@ -103,40 +89,30 @@ def mime(
     Returns:
       The algorithm.
     """
-    check_arguments(mime, base=base, b1=b1, b2=b2, tau=tau, server_lr=server_lr)
+    check_arguments(mime_lite, base=base, b1=b1, b2=b2, tau=tau, server_lr=server_lr)
     bases = {"sgd": optax.identity(), "momentum": optax.ema(b1, debias=False), "adam": optax.scale_by_adam(b1, b2, tau)}
     base_optimizer = bases[base]
     model, mean = task.model, aggregators.mean(aggregators.make_weight_fn(weights))
-    plain = local_training.supervised_loss(task)
-    find_gradient = local_training.full_batch_step(plain, local_training.track_mean_gradient(), batch=batch)
+    loss = local_training.supervised_loss(task)
+    find_gradient = local_training.full_batch_step(loss, local_training.track_mean_gradient(), batch=batch)
 
     def server_init(key):
         net = model.init(key)
-        anchor, known = ((), ()) if lite else (net.params, optax.tree.zeros_like(net.params))
-        return Server(net, base_optimizer.init(net.params), anchor, known, jnp.zeros((), bool))
+        return Server(net, base_optimizer.init(net.params))
 
     def client_update(sent, client, data, key):
-        def corrected(net, batch, key):
-            value, aux = plain(net, batch, key)
-            at_anchor = jax.grad(lambda params: plain(net._replace(params=params), batch, key)[0])(sent.anchor)
-            shift = optax.tree.vdot(optax.tree.sub(sent.mean, at_anchor), net.params)
-            return value + jnp.where(sent.corrects, shift, 0), aux  # g_i(y) - g_i(anchor) + c
-
         fixed = optax.stateless(lambda g, params: base_optimizer.update(g, sent.s, params)[0])  # U(g, s)
         chain = optax.chain(fixed, optimizer(task.round_num))
-        loss = plain if lite else corrected
         y, _, sums = local_training.fit(loss, chain, epochs=epochs, batch=batch)(sent.net, data, key)
         gradient = find_gradient(sent.net, data, key).optimizer_state.mean  # grad f_i(x)
         uplink = optax.tree.sub(y, sent.net), gradient
-        down = (sent.net, sent.s) if lite else (sent.net, sent.s, sent.anchor, sent.mean)
-        return ClientOutput(client, uplink, sums, local=(sent._replace(net=y), client), wire=(down, uplink))
+        return ClientOutput(client, uplink, sums, local=(sent._replace(net=y), client))
 
     def server_update(server, collected, cohort, key):
         delta, gradient = collected
         s = base_optimizer.update(gradient, server.s, server.net.params)[1]  # V(g, s)
         params = optax.tree.add_scale(server.net.params, server_lr, delta.params)
-        anchor, known = ((), ()) if lite else (server.net.params, gradient)
-        new = Server(Net(params, optax.tree.add(server.net.stats, delta.stats)), s, anchor, known, jnp.ones((), bool))
+        new = Server(Net(params, optax.tree.add(server.net.stats, delta.stats)), s)
         return optax.tree.where(jnp.any(cohort.examples > 0), new, server), {}
 
     return Algorithm(

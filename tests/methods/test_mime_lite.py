@@ -1,4 +1,4 @@
-"""Mime and MimeLite in loops, and their limits."""
+"""MimeLite in loops, and its limits."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ from fedjax_core.algorithm import ClientData, Cohort
 from fedjax_core.task import make_task
 from fedjax_core.training import local_training
 from methods.fedavg import fedavg
-from methods.mime import mime
+from methods.mime_lite import mime_lite
 from tests import naive, quadratics, toy
 from tests.methods.test_fedavg import MODEL
 
@@ -47,21 +47,16 @@ def full_gradient(params, stats, x, y, batch):
     return naive.mean(parts, sizes)
 
 
-def oracle(seed, rounds, *, base, b1, corrected="", b2=0.99, tau=1e-3, server_lr=1.0, cohort=5, epochs=2, batch=toy.BATCH):
-    """Algorithm 1: x, its statistics and s.
-
-    `corrected`: "" is MimeLite, "late" has c of the last round, "now" that of the round itself.
-    """
+def oracle(seed, rounds, *, base, b1, b2=0.99, tau=1e-3, server_lr=1.0, cohort=5, epochs=2, batch=toy.BATCH):
+    """Algorithm 1: x, its statistics and s."""
     clients = naive.rows(toy.data())
     x, stats = naive.arrays(MODEL.init(naive.stream(seed, naive.INIT)))
     nothing = jax.tree.map(np.zeros_like, x)
-    s, anchor, c = (nothing, nothing, 0), None, None
+    s = nothing, nothing, 0
     for r in range(rounds):
         members = naive.cohort(seed, r, len(clients), cohort)
         alike = [1] * len(members)
         mean = naive.mean([full_gradient(x, stats, *clients[i], batch) for i in members], alike)
-        if corrected == "now":
-            anchor, c = x, mean
         models, moved_stats = [], []
         for i in members:
             key, (rows, labels) = naive.client_key(seed, r, i), clients[i]
@@ -71,15 +66,11 @@ def oracle(seed, rounds, *, base, b1, corrected="", b2=0.99, tau=1e-3, server_lr
                 for start in range(0, len(places), batch):
                     now = np.array(places[start : start + batch])
                     g, new_stats = find_gradient(y, y_stats, rows[now], labels[now])
-                    if corrected and c is not None:
-                        at_anchor, _ = find_gradient(anchor, y_stats, rows[now], labels[now])
-                        g = naive.plus(naive.minus(g, at_anchor), c)
                     u, _ = direct(g, s, base, b1, b2, tau)
                     velocity = naive.plus(u, velocity, 0.5)  # of config.optimizer
                     y, y_stats = naive.plus(y, velocity, -0.1), new_stats
             models.append(y)
             moved_stats.append(y_stats)
-        anchor, c = x, mean
         s = direct(mean, s, base, b1, b2, tau)[1]
         x = naive.plus(x, naive.minus(naive.mean(models, alike), x), server_lr)
         stats = naive.plus(stats, naive.minus(naive.mean(moved_stats, alike), stats))
@@ -88,7 +79,7 @@ def oracle(seed, rounds, *, base, b1, corrected="", b2=0.99, tau=1e-3, server_lr
 
 def run(rounds, loss=quadratics.linear, **settings):
     settings = {"optimizer": local_training.sgd(0.1), "epochs": 2, "batch": 6} | settings
-    return quadratics.run(functools.partial(mime, **settings), rounds, loss=loss).server
+    return quadratics.run(functools.partial(mime_lite, **settings), rounds, loss=loss).server
 
 
 def linear_task():
@@ -106,48 +97,35 @@ def mean_gradient(w):
 
 
 class MimeTest(chex.TestCase):
-    def test_late_mime_equals_the_loops(self):
-        _, _, after = toy.reference("mime")
-        x, stats, (m, _, _) = oracle(0, 2, corrected="late", base="momentum", b1=0.6, server_lr=0.8)
+    def test_equals_the_loops(self):
+        _, _, after = toy.reference("mime_lite")
+        x, stats, (m, _, _) = oracle(0, 2, base="momentum", b1=0.6, server_lr=0.8)
         chex.assert_trees_all_close(tuple(after.server.net), (x, stats), atol=1e-5)
         chex.assert_trees_all_close(after.server.s.ema, m, atol=1e-5)
 
-    def test_with_the_mean_gradient_of_the_round_it_is_the_papers_mime(self):
-        """Each round runs twice: first for its clients' mean gradient, then with it."""
-        sim, state, _ = toy.reference("mime")
-        for _ in range(2):
-            first = jax.device_get(sim.run_rounds(sim.compiled.put(state), 1)[0])
-            known = {"anchor": state.server.net.params, "mean": first.server.mean, "corrects": np.ones((), bool)}
-            state = state._replace(server=state.server._replace(**known))
-            state = jax.device_get(sim.run_rounds(sim.compiled.put(state), 1)[0])
-        x, stats, (m, _, _) = oracle(0, 2, corrected="now", base="momentum", b1=0.6, server_lr=0.8)
-        chex.assert_trees_all_close(tuple(state.server.net), (x, stats), atol=1e-5)
-        chex.assert_trees_all_close(state.server.s.ema, m, atol=1e-5)
-
-    def test_mime_lite_with_adam_equals_the_algorithm_box(self):
-        _, _, after = toy.reference("mime_lite")
+    def test_with_adam_equals_the_loops(self):
+        _, _, after = toy.reference("mime_lite_adam")
         x, stats, (m, v, steps) = oracle(0, 2, base="adam", b1=0.6, tau=0.3)
         chex.assert_trees_all_close(tuple(after.server.net), (x, stats), atol=1e-5)
         chex.assert_trees_all_close((after.server.s.mu, after.server.s.nu), (m, v), atol=1e-5)
         self.assertEqual(int(after.server.s.count), steps)
 
-    def test_mime_lite_without_statistics_is_fedavg(self):
+    def test_without_statistics_is_fedavg(self):
         options = dict(optimizer=local_training.sgd(0.1), epochs=2, batch=toy.BATCH, weights="samples")
-        builds = functools.partial(mime, base="sgd", **options), functools.partial(fedavg, **options)
+        builds = functools.partial(mime_lite, base="sgd", **options), functools.partial(fedavg, **options)
         states = []
         for build in builds:
             sim = toy.Case(build, task=toy.task).simulate()
             states.append(jax.device_get(sim.run_rounds(sim.init(0), 2)[0].server))
         chex.assert_trees_all_close(*(server.net for server in states), atol=1e-6)
 
-    @parameterized.parameters(True, False)
-    def test_one_full_step_of_all_is_the_central_optimizers(self, lite):
-        """x - eta m with m = (1 - beta) g + beta m, also where gradients are corrected by the last round's."""
+    def test_one_full_step_of_all_is_the_central_optimizers(self):
+        """x - eta m with m = (1 - beta) g + beta m."""
         w, m = quadratics.first(), 0.0
         for _ in range(4):
             m = 0.4 * mean_gradient(w) + 0.6 * m
             w = w - 0.1 * m
-        server = run(4, loss=None, epochs=1, b1=0.6, lite=lite)
+        server = run(4, loss=None, epochs=1, b1=0.6)
         np.testing.assert_allclose(quadratics.weights(server.net), w, rtol=1e-4)
         np.testing.assert_allclose(server.s.ema["head"]["kernel"], m, rtol=1e-4, atol=1e-5)
 
@@ -158,37 +136,19 @@ class MimeTest(chex.TestCase):
             w, m = w - 0.1 * 2 * (0.4 * c + 0.6 * m), 0.4 * c + 0.6 * m
         np.testing.assert_allclose(quadratics.weights(run(3, b1=0.6).net), w, rtol=1e-5)
 
-    def test_corrected_clients_do_not_drift(self):
-        """With constant gradients all take the same steps once c is known; MimeLite's never do."""
-        for lite, drifts in ((False, False), (True, True)):
-            algorithm = mime(linear_task(), optimizer=local_training.sgd(0.1), lite=lite, epochs=2, batch=6)
-            sent = run(1, lite=lite)
-            ends = [
-                jax.jit(algorithm.client_update)(sent, (), rows_of(i), jax.random.key(i)).uplink[0].params["head"]["kernel"]
-                for i in range(6)
-            ]
-            self.assertEqual(np.ptp(ends, 0).max() > 1e-3, drifts)
-
-    def test_mime_converges_to_the_optimum_of_the_mean(self):
-        """Where MimeLite and FedAvg have another fixed point."""
-        for lite, differs in ((False, False), (True, True)):
-            server = run(300, loss=None, lite=lite, epochs=5, b1=0.5)
-            self.assertEqual(np.abs(quadratics.weights(server.net) - quadratics.optimum()).max() > 2e-3, differs)
-
     def test_an_empty_round_changes_nothing(self):
-        algorithm = mime(toy.task(), optimizer=local_training.sgd(0.1), lite=False)
+        algorithm = mime_lite(toy.task(), optimizer=local_training.sgd(0.1))
         server, nobody = algorithm.server_init(jax.random.key(0)), Cohort(jnp.arange(5), jnp.zeros(5, jnp.int32))
-        server = server._replace(s=jax.tree.map(lambda x: x + 1, server.s), corrects=jnp.ones((), bool))
+        server = server._replace(s=jax.tree.map(lambda x: x + 1, server.s))
         zero = jax.tree.map(jnp.zeros_like, server.net)
         after, _ = algorithm.server_update(server, (zero, zero.params), nobody, jax.random.key(1))
         chex.assert_trees_all_equal(after, server)
 
     def test_what_travels(self):
         params, stats = (5 * 6 + 6) + (6 * 3 + 3), 5
-        shapes = toy.reference("mime")[0].spec.shapes  # and Optax's number of steps
-        self.assertEqual((shapes.down, shapes.up), (4 * (4 * params + stats + 1), 4 * (2 * params + stats)))
-        shapes = toy.reference("mime_lite")[0].spec.shapes
-        self.assertEqual((shapes.down, shapes.up), (4 * (3 * params + stats + 1), 4 * (2 * params + stats)))
+        for name, sizes in (("mime_lite", 2), ("mime_lite_adam", 3)):  # and Optax's number of steps
+            shapes = toy.reference(name)[0].spec.shapes
+            self.assertEqual((shapes.down, shapes.up), (4 * (sizes * params + stats + 1), 4 * (2 * params + stats)))
 
     @parameterized.parameters(
         (dict(base="yogi"), "base='yogi' must be one of 'sgd', 'momentum', 'adam'"),
@@ -198,4 +158,4 @@ class MimeTest(chex.TestCase):
     )
     def test_errors(self, wrong, message):
         with self.assertRaisesRegex(ValueError, message):
-            mime(toy.task(), optimizer=local_training.sgd(0.1), **wrong)
+            mime_lite(toy.task(), optimizer=local_training.sgd(0.1), **wrong)
