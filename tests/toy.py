@@ -47,6 +47,7 @@ from methods.fedbn import fedbn
 from methods.fedcac import fedcac
 from methods.fedcm import fedcm
 from methods.fedcp import fedcp
+from methods.feddf import feddf
 from methods.feddyn import feddyn
 from methods.fedex_lora import fedex_lora
 from methods.fedexp import fedexp
@@ -159,6 +160,10 @@ METHODS: dict[str, Any] = {
     "ditto": functools.partial(ditto, lam=0.7, epochs=2, personal_epochs=1, batch=BATCH),
     "fedavg_ft": functools.partial(fedavg_ft, epochs=2, batch=BATCH, finetune_epochs=1, finetune_rate=0.5),
     "fedprox": functools.partial(fedprox, epochs=2, batch=BATCH, mu=1.0),
+    "feddf": functools.partial(feddf, epochs=2, batch=BATCH, server_epochs=2, server_batch=4, server_lr=0.01, temperature=2.0),
+    "feddf_mixed": functools.partial(
+        feddf, epochs=2, batch=BATCH, server_epochs=2, server_batch=4, server_lr=0.01, temperature=2.0
+    ),
     "feddyn": functools.partial(feddyn, epochs=2, batch=BATCH, alpha=0.8),
     "fednova": functools.partial(fednova, epochs=2, batch=BATCH),
     "fedexp": functools.partial(fedexp, epochs=2, batch=BATCH),
@@ -213,6 +218,7 @@ MIXED = {
     "fedgh",
     "fedgen",
     "fedmd",
+    "feddf_mixed",
     "heterofl",
     "fedrolex",
 }  # run with two architectures
@@ -262,7 +268,7 @@ TASKS = {  # for methods that need another task
     "fedrolex": task_without_statistics,
     "fedhpl": task_in_part,
     "fedhpl_mixed": task_in_part,
-    "fedmd": task_with_public,
+    **dict.fromkeys(["fedmd", "feddf", "feddf_mixed"], task_with_public),
     "pfedpg": task_with_prompts,
     "promptfl": task_with_class_texts,
     "fedtpg": functools.partial(task_with_class_texts, generated=True),

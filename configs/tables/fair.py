@@ -24,7 +24,7 @@ there is one, else with the global model, on its own test examples. Of HeteroFL 
 second client has a network of half the width, and gradients are clipped as by their authors.
 
 Not here: methods that need a frozen or pre-trained network (FedHPL, pFedPG, adapters), batch
-normalization (FedBN), public data (FedMD), or that have no clients (Centralized).
+normalization (FedBN), public data (FedMD, FedDF), or that have no clients (Centralized).
 """
 
 import importlib
