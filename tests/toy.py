@@ -85,6 +85,7 @@ from methods.fedtpg import fedtpg
 from methods.ffa_lora import ffa_lora
 from methods.flexlora import flexlora
 from methods.flora import flora
+from methods.fml import fml
 from methods.heterofl import heterofl
 from methods.hetlora import hetlora
 from methods.hierfavg import hierfavg
@@ -158,6 +159,8 @@ METHODS: dict[str, Any] = {
     "fedavg_linear": functools.partial(fedavg_linear, epochs=2, batch=BATCH),
     "fedbabu": functools.partial(fedbabu, epochs=2, batch=BATCH, finetune_epochs=1, finetune_rate=0.5),
     "ditto": functools.partial(ditto, lam=0.7, epochs=2, personal_epochs=1, batch=BATCH),
+    "fml": functools.partial(fml, alpha=0.3, beta=0.6, epochs=2, batch=BATCH),
+    "fml_mixed": functools.partial(fml, alpha=0.3, beta=0.6, epochs=2, batch=BATCH),
     "fedavg_ft": functools.partial(fedavg_ft, epochs=2, batch=BATCH, finetune_epochs=1, finetune_rate=0.5),
     "fedprox": functools.partial(fedprox, epochs=2, batch=BATCH, mu=1.0),
     "feddf": functools.partial(feddf, epochs=2, batch=BATCH, server_epochs=2, server_batch=4, server_lr=0.01, temperature=2.0),
@@ -219,6 +222,7 @@ MIXED = {
     "fedgen",
     "fedmd",
     "feddf_mixed",
+    "fml_mixed",
     "heterofl",
     "fedrolex",
 }  # run with two architectures
