@@ -29,6 +29,7 @@ in the client's first round if alpha equals beta. The mean is uniform, as in tha
 
 import dataclasses
 
+import jax
 import optax
 
 from fedjax_core.algorithm import Algorithm, ClientOutput, Net
@@ -92,6 +93,10 @@ def fml(
     train = local_training.fit(loss, each, epochs=epochs, batch=batch)
 
     def client_update(w, v_k, data, key):
+        if jax.tree.structure(w.stats) != jax.tree.structure(first.shapes.stats):
+            raise ValueError(
+                "fml: with several architectures statistics='local' cannot be; set statistics to 'average' or 'freeze'"
+            )
         both = Net({"v": v_k.params, "w": w.params}, {"v": v_k.stats, "w": w.stats})
         (params, stats), _, sums = train(both, data, key)
         v_k, w_k = (Net(params[name], stats[name]) for name in ("v", "w"))

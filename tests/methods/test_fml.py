@@ -112,10 +112,17 @@ class FMLTest(chex.TestCase):
             shapes = toy.reference(name)[0].spec.shapes
             self.assertEqual((shapes.down, shapes.up), (4 * numbers, 4 * numbers))
 
-    def test_several_frozen_architectures_are_refused(self):
+    @parameterized.parameters(
+        ({"train": "head"}, "^fml: several architectures need weights=None, train='all' and no adapter$"),
+        (
+            {"statistics": "local", "models": ("resnet8(width=4)", "mlp")},
+            "^fml: with several architectures statistics='local' cannot",
+        ),
+    )
+    def test_settings_that_do_not_fit(self, fields, message):
         settings = config.get_config("smoke")
-        settings.train = "head"
-        with self.assertRaisesRegex(ValueError, "^fml: several architectures need weights=None, train='all' and no adapter$"):
+        settings.update(fields)
+        with self.assertRaisesRegex(ValueError, message):
             experiment.build(settings)
 
     @parameterized.parameters(
