@@ -80,8 +80,8 @@ def feddf(
       The algorithm; a client keeps nothing and sends its model's delta.
 
     Raises:
-      ValueError: there are no public examples, several architectures are frozen in part, or an argument
-        is out of range.
+      ValueError: there are no public examples, several architectures are frozen in part, or an
+        argument is out of range.
     """
     check_arguments(feddf, server_epochs=server_epochs, server_batch=server_batch, server_lr=server_lr, temperature=temperature)
     if not jax.tree.leaves(task.public):

@@ -21,10 +21,10 @@ architectures; the memes then have the first of them.
 Unseen clients start a personal model from the received meme, after local training of both; one of
 another architecture starts it from the initial draw.
 
-Departures: the optimizers of both models start anew every round; in the authors' code momentum of the
-personal one goes on. Personal models of one architecture start from one draw; with fresh=True each
-from its own, as in the authors' code. A personal model that starts as the meme is taught nothing by it
-in the client's first round if alpha equals beta. The mean is uniform, as in that code.
+Departures: the optimizers of both models start anew every round; in the authors' code momentum of
+the personal one goes on. Personal models of one architecture start from one draw, that of the meme,
+so that with alpha = beta neither teaches the other in the first round; with fresh=True each starts
+from its own, as in the authors' code. The mean is uniform, as in that code.
 """
 
 import dataclasses

@@ -4,10 +4,11 @@ python -m tests.benchmarks.peers.parts_equality CHECKOUTS [CASE ...]
 
 CHECKOUTS has clones, each by its name, of CERT-Lab/fedex-lora, ATP-1010/FederatedLLM (FLoRA),
 alibaba/FederatedScope's branch FlexLoRA (as FlexLoRA), measaverb/SplitHetLoRA at 56f086e,
-Pengxin-Guo/FedSA-LoRA, epfml/federated-learning-public-code (FedDF), hwang52/FedSKC, yxdyc/pFedGate, boschresearch/FedTPG and
-PEILab-Federated-Learning/PromptFL. Of the methods for adapters it is the server's step, as of FedDF, of FedSKC
-its discrepancy weights, of pFedGate the choice of blocks, of FedTPG the network that makes prompts,
-and of PromptFL the whole network. What the code imports and is not installed is a stub.
+Pengxin-Guo/FedSA-LoRA, epfml/federated-learning-public-code (FedDF), hwang52/FedSKC,
+yxdyc/pFedGate, boschresearch/FedTPG and PEILab-Federated-Learning/PromptFL. Of FedDF and of the
+methods for adapters it is the server's step, of FedSKC its discrepancy weights, of pFedGate the
+choice of blocks, of FedTPG the network that makes prompts, and of PromptFL the whole network. What
+the code imports and is not installed is a stub.
 
 Prints a line of JSON for each case: the largest difference, and the largest entry.
 """
