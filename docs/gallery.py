@@ -34,7 +34,7 @@ round, so two methods differ only in what their pages say. K is the number of cl
 | clients that lack classes | FedLC, FedNTD, FedSKC |
 | a model for each client | Local (the baseline to beat), FedAvg with fine-tuning, FedPer, Ditto, FedPFT |
 | a model for each group of clients | IFCA, CFL |
-| clients with different networks | FedHe, FedProto, FedMD, FedHPL; of different widths HeteroFL, FedRolex |
+| clients with different networks | FedHe, FedProto, FedMD, FedDF, FML, FedHPL; of different widths HeteroFL, FedRolex |
 | clients without a server, or with servers between | DFedAvg, HierFAVG |
 | adapters of a frozen network | FedIT, FedEx-LoRA, FFA-LoRA, FLoRA; with personal ones FedSA-LoRA, PerAda, FedOA |
 | adapters of several ranks | HetLoRA, FlexLoRA |

@@ -27,6 +27,8 @@ RELATIVES = {
     ),
     **dict.fromkeys(["fedper", "fedbn", "fedbabu", "fedsa_lora"], "fedrep"),
     "local": "fedhe_mixed",
+    "feddf": "feddf_mixed",
+    "fml": "fml_mixed",
     "fedrolex": "heterofl",
     "fedex_lora": "flora",
     "fedoa": "fedoa_lora",

@@ -49,6 +49,7 @@ from methods.fedcac import fedcac
 from methods.fedcm import fedcm
 from methods.fedcp import fedcp
 from methods.feddc import feddc
+from methods.feddf import feddf
 from methods.feddyn import feddyn
 from methods.fedex_lora import fedex_lora
 from methods.fedexp import fedexp
@@ -86,6 +87,7 @@ from methods.fedtpg import fedtpg
 from methods.ffa_lora import ffa_lora
 from methods.flexlora import flexlora
 from methods.flora import flora
+from methods.fml import fml
 from methods.heterofl import heterofl
 from methods.hetlora import hetlora
 from methods.hierfavg import hierfavg
@@ -160,8 +162,14 @@ METHODS: dict[str, Any] = {
     "fedavg_linear": functools.partial(fedavg_linear, epochs=2, batch=BATCH),
     "fedbabu": functools.partial(fedbabu, epochs=2, batch=BATCH, finetune_epochs=1, finetune_rate=0.5),
     "ditto": functools.partial(ditto, lam=0.7, epochs=2, personal_epochs=1, batch=BATCH),
+    "fml": functools.partial(fml, alpha=0.3, beta=0.6, epochs=2, batch=BATCH),
+    "fml_mixed": functools.partial(fml, alpha=0.3, beta=0.6, epochs=2, batch=BATCH),
     "fedavg_ft": functools.partial(fedavg_ft, epochs=2, batch=BATCH, finetune_epochs=1, finetune_rate=0.5),
     "fedprox": functools.partial(fedprox, epochs=2, batch=BATCH, mu=1.0),
+    "feddf": functools.partial(feddf, epochs=2, batch=BATCH, server_epochs=2, server_batch=4, server_lr=0.01, temperature=2.0),
+    "feddf_mixed": functools.partial(
+        feddf, epochs=2, batch=BATCH, server_epochs=2, server_batch=4, server_lr=0.01, temperature=2.0
+    ),
     "feddyn": functools.partial(feddyn, epochs=2, batch=BATCH, alpha=0.8),
     "feddc": functools.partial(feddc, epochs=2, batch=BATCH, alpha=0.8),
     "fedacg": functools.partial(fedacg, epochs=2, batch=BATCH, lam=0.6, beta=0.7),
@@ -220,6 +228,8 @@ MIXED = {
     "fedgh",
     "fedgen",
     "fedmd",
+    "feddf_mixed",
+    "fml_mixed",
     "heterofl",
     "fedrolex",
 }  # run with two architectures
@@ -269,7 +279,7 @@ TASKS = {  # for methods that need another task
     "fedrolex": task_without_statistics,
     "fedhpl": task_in_part,
     "fedhpl_mixed": task_in_part,
-    "fedmd": task_with_public,
+    **dict.fromkeys(["fedmd", "feddf", "feddf_mixed"], task_with_public),
     "pfedpg": task_with_prompts,
     "promptfl": task_with_class_texts,
     "fedtpg": functools.partial(task_with_class_texts, generated=True),

@@ -18,14 +18,14 @@ clients equally, FedSKC nearly so, AFL and q-FedAvg by their losses: FedAvg (uni
 Each other row tries one coefficient of its own, most of them over two magnitudes, not necessarily
 centered at the authors' value (FedSKC's tau from 0.05 to 5; theirs is 0.08). SCAFFOLD's server rate
 covers one magnitude, Per-FedAvg's alpha and DBE's kappa three, FedNH's scale 1 to 30, FedAMP's
-alpha up to sigma / 15 (16 clients train); FedNova, FedACG, MimeLite, pFedGate, FedCAC, APFL, FedFomo,
-IFCA, DFedAvg and HierFAVG try one of three values. MimeLite's clients read their data once more, for
+alpha up to sigma / 15 (16 clients train); FedNova, FedACG, MimeLite, pFedGate, FedCAC, APFL, FML,
+FedFomo, IFCA, DFedAvg and HierFAVG try one of three values. MimeLite's clients read their data once more, for
 a gradient. A client is evaluated with the method's personal model if there is one, else with the
 global model, on its own test examples. Of HeteroFL and FedRolex, every second client has a network of
 half the width, and gradients are clipped as by their authors.
 
 Not here: methods that need a frozen or pre-trained network (FedHPL, pFedPG, adapters), batch
-normalization (FedBN), public data (FedMD), or that have no clients (Centralized).
+normalization (FedBN), public data (FedMD, FedDF), or that have no clients (Centralized).
 """
 
 import importlib
@@ -77,6 +77,7 @@ PERSONAL: dict[str, tuple[str, dict[str, Any]]] = {  # methods evaluated by a mo
     "FedRoD": ("fedrod", {"method.gamma": LogUniform(0.1, 10.0)}),
     "FedCP": ("fedcp", {"method.lam": LogUniform(0.1, 10.0)}),
     "Ditto": ("ditto", {"method.lam": LogUniform(0.1, 10.0)}),
+    "FML": ("fml", {"method.alpha": (0.25, 0.5, 0.75)}),
     "pFedMe": ("pfedme", {"method.lam": LogUniform(0.1, 10.0)}),
     "FedALA": ("fedala", {"method.mix_lr": LogUniform(0.1, 10.0)}),
     "pFedSD": ("pfedsd", {"method.lam": LogUniform(0.01, 1.0)}),

@@ -242,7 +242,7 @@ def check_validation(resolved: ResolvedConfig, data: FederatedData) -> list[str]
 def check_public(resolved: ResolvedConfig) -> list[str]:
     """Returns a warning of public examples that a built-in method does not read."""
     method = resolved.method
-    reads = method.name == "fedmd" or (method.name == "perada" and (method.option("distil") or {}).get("on"))
+    reads = method.name in ("fedmd", "feddf") or (method.name == "perada" and (method.option("distil") or {}).get("on"))
     if resolved.public is None or method.origin != registry.BUILT_IN or reads:
         return []
     what = f"method {method.name!r} does not read them{', with distil.on=False' if method.name == 'perada' else ''}"

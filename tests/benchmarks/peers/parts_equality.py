@@ -4,10 +4,11 @@ python -m tests.benchmarks.peers.parts_equality CHECKOUTS [CASE ...]
 
 CHECKOUTS has clones, each by its name, of CERT-Lab/fedex-lora, ATP-1010/FederatedLLM (FLoRA),
 alibaba/FederatedScope's branch FlexLoRA (as FlexLoRA), measaverb/SplitHetLoRA at 56f086e,
-Pengxin-Guo/FedSA-LoRA, hwang52/FedSKC, yxdyc/pFedGate, boschresearch/FedTPG and
-PEILab-Federated-Learning/PromptFL. Of the methods for adapters it is the server's step, of FedSKC
-its discrepancy weights, of pFedGate the choice of blocks, of FedTPG the network that makes prompts,
-and of PromptFL the whole network. What the code imports and is not installed is a stub.
+Pengxin-Guo/FedSA-LoRA, epfml/federated-learning-public-code (FedDF), hwang52/FedSKC,
+yxdyc/pFedGate, boschresearch/FedTPG and PEILab-Federated-Learning/PromptFL. Of FedDF and of the
+methods for adapters it is the server's step, of FedSKC its discrepancy weights, of pFedGate the
+choice of blocks, of FedTPG the network that makes prompts, and of PromptFL the whole network. What
+the code imports and is not installed is a stub.
 
 Prints a line of JSON for each case: the largest difference, and the largest entry.
 """
@@ -36,7 +37,7 @@ from fedjax_core.language import clip_prompts, instruction_data
 from fedjax_core.language.models import clip
 from fedjax_core.training import adapters, local_training
 from fedjax_core.training.param_partition import all_but, drop_entry, split_net
-from methods import fedskc, flexlora, hetlora, pfedgate
+from methods import feddf, fedskc, flexlora, hetlora, pfedgate
 from tests import toy
 from tests.benchmarks.peers.authors_equality import import_stubbed
 from tests.benchmarks.peers.released_equality import import_from
@@ -404,6 +405,60 @@ def compare_promptfl() -> tuple[Arrays, Arrays]:
     return [logits.detach().numpy(), theirs.prompt_learner.ctx.grad.numpy()], [np.asarray(found), *jax.tree.leaves(gradient)]
 
 
+class Student(torch.nn.Module):
+    """The toy's network without statistics."""
+
+    def __init__(self, net: Net):
+        """Holds its parameters."""
+        super().__init__()
+        self.activations: list[torch.Tensor] = []
+        self.own = torch.nn.ParameterList(torch.tensor(np.asarray(p)) for p in jax.tree.leaves(net.params))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns logits."""
+        bias, kernel, head_bias, head_kernel = self.own
+        return torch.tanh(x @ kernel + bias) @ head_kernel + head_bias
+
+
+def compare_feddf() -> tuple[Arrays, Arrays]:
+    """Compares the server's step of FedDF: mean of three models, and 20 steps of distillation on all public examples."""
+    (theirs,) = import_stubbed("pcode.aggregation.noise_knowledge_transfer")
+    task, steps, rate = toy.task_with_public(statistics=False), 20, 0.01
+    algorithm = feddf.feddf(
+        task.bind(jax.device_put(task.bound_arrays), 0),
+        optimizer=local_training.sgd(0.1),
+        weights="uniform",
+        server_epochs=steps,
+        server_batch=toy.PUBLIC,
+        server_lr=rate,
+    )
+    server, nets = algorithm.server_init(jax.random.key(0)), [task.model.init(jax.random.key(i)) for i in (1, 2, 3)]
+    uplinks = [(jax.tree.map(jnp.subtract, net, server.nets[0]), net) for net in nets]
+    mapped = [
+        [r.map(part, Cohort(jnp.int32(0), jnp.int32(1))) for r, part in zip(algorithm.collect, up, strict=True)] for up in uplinks
+    ]
+    totals = jax.tree.map(lambda *of_clients: sum(of_clients), *mapped)
+    collected = tuple(r.finalize(total) for r, total in zip(algorithm.collect, totals, strict=True))
+    after, _ = algorithm.server_update(server, collected, Cohort(jnp.arange(3), jnp.ones(3, jnp.int32)), jax.random.key(1))
+    solver = theirs.NoiseKTSolver(
+        Namespace(graph=Namespace(on_cuda=False), fl_aggregate={}),
+        [Student(net) for net in nets],
+        Student(jax.tree.map(lambda *x: sum(x) / 3, *nets)),
+        None,
+        None,
+        toy.PUBLIC,
+        total_n_server_pseudo_batches=steps,
+        distillation_data_loader=[(torch.tensor(task.public.x),)],
+        student_learning_rate=rate,
+        eval_batches_freq=steps,  # the last student is the best one
+        update_student_scheme="avg_logits",
+        log_fn=lambda *_: None,
+    )
+    solver.validate = lambda **_: {"top1": 1.0}
+    solver.distillation()
+    return [p.detach().numpy() for p in solver.server_student.own], list(map(np.asarray, jax.tree.leaves(after.nets[0].params)))
+
+
 CASES: dict[str, tuple[str, Callable[[], tuple[Arrays, Arrays]]]] = {
     "fedit": ("fedex-lora", lambda: compare_fedex("fedit", "aggregate_models_normal")),
     "ffa_lora": ("fedex-lora", lambda: compare_fedex("ffa_lora", "aggregate_models_ffa")),
@@ -416,6 +471,7 @@ CASES: dict[str, tuple[str, Callable[[], tuple[Arrays, Arrays]]]] = {
     "flexlora": ("FlexLoRA", compare_flexlora),
     "hetlora_norms": ("SplitHetLoRA", compare_hetlora_norms),
     "fedsa_lora": ("FedSA-LoRA", compare_fedsa_lora),
+    "feddf": ("federated-learning-public-code/codes/FedDF-code", compare_feddf),
     "fedskc": ("FedSKC", compare_fedskc),
     "pfedgate": ("pFedGate", compare_pfedgate),
     "fedtpg": ("FedTPG", compare_fedtpg),

@@ -176,6 +176,11 @@ def square_norms() -> contextlib.AbstractContextManager:
     return mock.patch("torch.norm", lambda vector, p: vector @ vector)
 
 
+def hold_teachers(client: Any, *_: Any) -> None:
+    """Makes a client of FML teach by the mean divergence of an example, without a gradient for the teacher."""
+    client.KL = lambda log_q, p: torch.nn.functional.kl_div(log_q, p.detach(), reduction="batchmean")
+
+
 def train_as_printed(client: Any) -> None:
     """Trains a client of APFL by the paper's three steps."""
     own = dict(client.model_per.named_parameters())
@@ -411,6 +416,18 @@ PEERS = {
         departures={
             "v trains by its own loss and is replaced by the mixture, alpha moves in every step and decays": functools.partial(
                 mock.patch, "flcore.clients.clientapfl.clientAPFL.train", train_as_printed
+            )
+        },
+    ),
+    "fml": Peer(
+        "serverfml",
+        "FML",
+        {"alpha": 0.3, "beta": 0.6},
+        {"alpha": 0.3, "beta": 0.6},
+        client=lambda sent, own: own.params,
+        departures={
+            "teachers have gradients, and KL is divided by the number of classes": change(
+                "clients.clientfml.clientFML.__init__", after=hold_teachers
             )
         },
     ),

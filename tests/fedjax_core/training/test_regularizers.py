@@ -23,8 +23,10 @@ from tests.methods.test_fedprox import compiled, one_round
 # FedMD trains on an index of public examples, which cannot be traced alone.
 TRACED = tuple(name for name in toy.METHODS if name != "fedmd")
 # By method, the number of training passes where it is more than one; FedPFT's first is on features that are computed once.
-PASSES = dict.fromkeys(["fedrep", "fedpac", "pfedpt", "ditto", "apfl", "fedsdr", "perada", "pfedme", "fedoa", "fedoa_lora"], 2)
-NEVER_SHARP = ("apfl", "fedsam", "fedasam", "mofedsam", "fedspeed")
+PASSES = dict.fromkeys(
+    ["fedrep", "fedpac", "pfedpt", "ditto", "apfl", "fml", "fml_mixed", "fedsdr", "perada", "pfedme", "fedoa", "fedoa_lora"], 2
+)
+NEVER_SHARP = ("apfl", "fml", "fml_mixed", "fedsam", "fedasam", "mofedsam", "fedspeed")
 FEATURES = np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)
 ALL = np.ones(8, bool)
 
