@@ -4,10 +4,10 @@ python -m tests.benchmarks.peers.released_equality CHECKOUTS [CASE ...]
 
 CHECKOUTS is a folder with clones, each by its name, of woodenchild95/FL-Simulator,
 KarhouTam/FL-bench, TsingZ0/HtFLlib, JYWa/FedNova, Divyansh03/FedExP, gaoliang13/FedDC,
-geehokim/FedACG, google/fedjax, litian96/fair_flearn and jichan3751/ifca. The environment has torch, omegaconf and pandas beside our
-packages; what else they import is a stub. Servers and clients run unchanged, but for the loop around
-FedNova's optimizer and FedACG's parts, for constants of FedExP's script, and for the network of fair_flearn, which is
-written for TensorFlow 1.
+geehokim/FedACG, google/fedjax, litian96/fair_flearn and jichan3751/ifca. The environment has torch,
+omegaconf and pandas beside our packages; what else they import is a stub. Servers and clients run
+unchanged, but for the loop around FedNova's optimizer and FedACG's parts, for constants of FedExP's
+script, and for the network of fair_flearn, which is written for TensorFlow 1.
 Data, network, batches and output are those of `pfllib_equality`. Where clients are drawn, all take
 our draw.
 """
