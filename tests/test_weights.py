@@ -19,12 +19,17 @@ ELSEWHERE = {
     "fedproto": "only class means; test_fedproto.py",
     "mofedsam": "always uniform",
 }
-OPTIONS = {"fedhpl": {"average": ("head",)}, "perada": {"distil": {"on": False}}}
+OPTIONS = {
+    **dict.fromkeys(("feddf", "feddf_mixed"), {"server_epochs": 0}),  # the teachers of the distillation count alike
+    "fedhpl": {"average": ("head",)},
+    "perada": {"distil": {"on": False}},
+}
 PARTS = {"fedcac": "shared", "fedhpl": "shared"}  # of the server's state, where the weights are not of all of it
 
 
 def build_with_weights(name, weights):
     task = toy.CASES[name].task()
+    task = task.bind(jax.device_put(task.bound_arrays), 0)
     return toy.METHODS[name](task, optimizer=local_training.sgd(0.1), weights=weights, **OPTIONS.get(name, {}))
 
 
