@@ -20,7 +20,8 @@ ELSEWHERE = {
     "mofedsam": "always uniform",
 }
 OPTIONS = {
-    **dict.fromkeys(("feddf", "feddf_mixed"), {"server_epochs": 0}),  # the teachers of the distillation count alike
+    "feddf": {"server_epochs": 0},  # the teachers of the distillation count alike
+    "feddf_mixed": {"server_epochs": 0},
     "fedhpl": {"average": ("head",)},
     "perada": {"distil": {"on": False}},
 }
