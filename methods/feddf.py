@@ -38,7 +38,7 @@ import optax
 from fedjax_core.algorithm import Algorithm, ClientData, ClientOutput, Examples, Net, Reduce
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, Positive, check_arguments
 from fedjax_core.task import Task
-from fedjax_core.training import aggregators, local_training, losses
+from fedjax_core.training import aggregators, local_training
 
 
 class Server(NamedTuple):
@@ -112,13 +112,7 @@ def feddf(
 
     def distil(model, net, delta, taught, key):
         average: Any = optax.apply_updates(net, delta)  # x_t,0
-
-        def student_loss(net, minibatch, key):
-            outputs, stats = model.apply(net, minibatch.x, key, train=True, mask=minibatch.mask)
-            value = losses.distillation(outputs["logits"], minibatch.y, minibatch.mask, temperature)  # AVGLOGITS
-            examples = jnp.sum(minibatch.mask, dtype=value.dtype)
-            return value, local_training.Aux(stats, (value * examples, examples))
-
+        student_loss = local_training.distillation_loss(model, temperature)  # AVGLOGITS
         adam = local_training.adam(server_lr, anneal="cosine")(task.round_num)
         return local_training.fit(student_loss, adam, epochs=server_epochs, batch=server_batch)(average, taught, key)
 

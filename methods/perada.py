@@ -38,7 +38,7 @@ from fedjax_core import registry
 from fedjax_core.algorithm import PER_ROW, Algorithm, ClientData, Examples
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_arguments
 from fedjax_core.task import Task
-from fedjax_core.training import aggregators, local_training, losses
+from fedjax_core.training import aggregators, local_training
 from methods.ditto import with_personal_model
 from methods.fedavg import fedavg
 from methods.fedoa import compute_features, feature_distance
@@ -117,12 +117,6 @@ def perada(
         phi = lambda net: compute_features(model, net, data, batch)
         return trained.net, {"feature_distance": feature_distance(phi(trained.net), phi(w), data)} if measure else {}
 
-    def student_loss(net, batch, key):
-        outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
-        value = losses.distillation(outputs["logits"], batch.y, batch.mask, kd.temperature)
-        rows = jnp.sum(batch.mask, dtype=value.dtype)
-        return value, local_training.Aux(stats, (value * rows, rows))
-
     def server_update(server, deltas, cohort, key):
         if jax.tree.leaves(jax.eval_shape(model.init, key).stats) and not jax.tree.leaves(server.net.stats):
             raise ValueError(
@@ -149,7 +143,9 @@ def perada(
             teacher = local_training.map_examples(mean_logits, examples, batch=kd.batch)
             taught = examples._replace(arrays=Examples(task.public[0], teacher))
             adam = local_training.adam(kd.lr, anneal="cosine")(task.round_num)
-            student = local_training.fit(student_loss, adam, epochs=kd.epochs, batch=kd.batch)(w, taught, key)
+            student = local_training.fit(
+                local_training.distillation_loss(model, kd.temperature), adam, epochs=kd.epochs, batch=kd.batch
+            )(w, taught, key)
             return student.net, student.sums
 
         zero = jnp.zeros((), jnp.float32)

@@ -19,10 +19,10 @@ Each other row tries one coefficient of its own, most of them over two magnitude
 centered at the authors' value (FedSKC's tau from 0.05 to 5; theirs is 0.08). SCAFFOLD's server rate
 covers one magnitude, Per-FedAvg's alpha and DBE's kappa three, FedNH's scale 1 to 30, FedAMP's
 alpha up to sigma / 15 (16 clients train); FedNova, FedACG, MimeLite, pFedGate, FedCAC, APFL, FML,
-FedFomo, IFCA, DFedAvg and HierFAVG try one of three values. MimeLite's clients read their data once more, for
-a gradient. A client is evaluated with the method's personal model if there is one, else with the
-global model, on its own test examples. Of HeteroFL and FedRolex, every second client has a network of
-half the width, and gradients are clipped as by their authors.
+FedFomo, IFCA, DFedAvg and HierFAVG try one of three values. MimeLite's clients read their data once
+more, for a gradient. A client is evaluated with the method's personal model if there is one, else
+with the global model, on its own test examples. Of HeteroFL and FedRolex, every second client has a
+network of half the width, and gradients are clipped as by their authors.
 
 Not here: methods that need a frozen or pre-trained network (FedHPL, pFedPG, adapters), batch
 normalization (FedBN), public data (FedMD, FedDF), or that have no clients (Centralized).

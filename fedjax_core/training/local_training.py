@@ -165,6 +165,18 @@ def model_loss(model: Model, label_loss: losses.LabelLoss = losses.cross_entropy
     return loss
 
 
+def distillation_loss(model: Model, temperature: float = 1.0) -> LossFn:
+    """Returns the loss of a student whose batch's y are a teacher's logits [B, K]; sums are of `losses.distillation`."""
+
+    def loss(net: Net, batch: Batch, key: Array) -> tuple[Array, Aux]:
+        outputs, stats = model.apply(net, batch.x, key, train=True, mask=batch.mask)
+        value = losses.distillation(outputs["logits"], batch.y, batch.mask, temperature)
+        examples = jnp.sum(batch.mask, dtype=value.dtype)
+        return value, Aux(stats, (value * examples, examples))
+
+    return loss
+
+
 def loss_and_metrics(
     outputs: dict[str, PyTree], batch: Batch, label_loss: losses.LabelLoss = losses.cross_entropy
 ) -> tuple[Array, dict[str, metrics.Pair]]:

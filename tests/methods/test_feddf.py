@@ -23,35 +23,6 @@ NARROW, WIDE = (toy.task_with_public(width).model for width in (6, 7))
 PUBLIC = toy.task_with_public().public
 
 
-@functools.cache
-def taught(model):
-    """Gradient and new statistics of KL(softmax(teacher / 2) | softmax(student / 2))."""
-
-    def value(params, stats, x, teacher):
-        outputs, new = model.apply(Net(params, stats), x, train=True)
-        p, q = jax.nn.softmax(teacher / 2), jax.nn.softmax(outputs["logits"] / 2)
-        return jnp.mean(jnp.sum(p * (jnp.log(p) - jnp.log(q)), 1)), new
-
-    return jax.jit(jax.grad(value, has_aux=True))
-
-
-def distilled(model, key, params, stats, teacher):
-    """Two epochs of Adam, whose rate falls like a cosine, in minibatches of four."""
-    m, v, step, total = jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params), 0, 4
-    for epoch in range(2):
-        places = naive.order(key, epoch, toy.PUBLIC)
-        for start in (0, 4):
-            now = np.array(places[start : start + 4])
-            g, stats = taught(model)(params, stats, PUBLIC.x[now], teacher[now])
-            m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, g)
-            v = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, v, g)
-            rate = 0.01 * (1 + np.cos(np.pi * step / total)) / 2
-            step += 1
-            a, b = 1 - 0.9**step, 1 - 0.999**step
-            params = jax.tree.map(lambda p, m, v, rate=rate, a=a, b=b: p - rate * (m / a) / (jnp.sqrt(v / b) + 1e-8), params, m, v)
-    return params, stats
-
-
 def oracle(models, rounds):
     """The server's network of each architecture; client i has the one at i modulo their number."""
     clients = naive.rows(toy.data())
@@ -67,7 +38,7 @@ def oracle(models, rounds):
         teacher = sum(logits) / len(logits)
         for g, model in enumerate(models):
             average = naive.mean(came[g], share[g]) if came[g] else nets[g]
-            nets[g] = distilled(model, naive.stream(0, SERVER, r), *average, teacher)
+            nets[g] = naive.distil(model, *average, PUBLIC.x, teacher, naive.stream(0, SERVER, r), 2.0)
     return nets
 
 

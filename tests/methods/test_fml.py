@@ -89,7 +89,7 @@ class FMLTest(chex.TestCase):
         chex.assert_trees_all_close(out.uplink.params, jax.tree.map(jnp.zeros_like, out.uplink.params), atol=1e-6)
 
     def test_each_is_taught_by_the_other(self):
-        """With a weight of 0 for labels, two that differ come nearer to each other's answers."""
+        """Two that differ come nearer to each other's answers, with a weight of 0 for labels."""
         algorithm = made(fml, epochs=2, alpha=0.0, beta=1.0)(toy.task(statistics=False))
         model = toy.task(statistics=False).model
         w, v = (model.init(jax.random.key(k)) for k in (1, 2))

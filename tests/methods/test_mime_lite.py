@@ -130,7 +130,7 @@ class MimeTest(chex.TestCase):
         np.testing.assert_allclose(server.s.ema["head"]["kernel"], m, rtol=1e-4, atol=1e-5)
 
     def test_statistics_stay_as_they_are_in_local_steps(self):
-        """With constant gradients c, each of two local steps is (1 - beta) c + beta m of the round's m."""
+        """Each of two local steps is (1 - beta) c + beta m of the round's m, for constant gradients c."""
         c, w, m = np.mean(quadratics.constant_gradients(), 0), quadratics.first(), 0.0
         for _ in range(3):
             w, m = w - 0.1 * 2 * (0.4 * c + 0.6 * m), 0.4 * c + 0.6 * m

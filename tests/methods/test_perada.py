@@ -31,35 +31,9 @@ def pulled(params, stats, x, y, given):
     return ce + lam * apart, (stats, outputs["logits"], ce)
 
 
-@jax.jit
-def taught(params, stats, x, teacher):
-    """Gradient and new statistics of KL(softmax(teacher) | softmax(student))."""
-
-    def value(params):
-        outputs, new = MODEL.apply(Net(params, stats), x, train=True)
-        p, q = jax.nn.softmax(teacher), jax.nn.log_softmax(outputs["logits"])
-        return jnp.mean(jnp.sum(p * (jnp.log(p) - q), 1)), new
-
-    return jax.grad(value, has_aux=True)(params)
-
-
 def distilled(r, w, came, public):
-    """Two epochs of Adam, whose rate falls like a cosine, in minibatches of four."""
     teacher = sum(MODEL.apply(Net(*w_i), public.x)[0]["logits"] for w_i in came) / len(came)
-    key, (params, stats) = naive.stream(0, SERVER, r), w
-    m, v, step, total = jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params), 0, 4
-    for epoch in range(2):
-        places = naive.order(key, epoch, toy.PUBLIC)
-        for start in (0, 4):
-            now = np.array(places[start : start + 4])
-            g, stats = taught(params, stats, public.x[now], teacher[now])
-            m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, g)
-            v = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, v, g)
-            rate = 0.01 * (1 + np.cos(np.pi * step / total)) / 2
-            step += 1
-            a, b = 1 - 0.9**step, 1 - 0.999**step
-            params = jax.tree.map(lambda p, m, v, rate=rate, a=a, b=b: p - rate * (m / a) / (jnp.sqrt(v / b) + 1e-8), params, m, v)
-    return params, stats
+    return naive.distil(MODEL, *w, public.x, teacher, naive.stream(0, SERVER, r))
 
 
 def oracle(rounds, lam):
