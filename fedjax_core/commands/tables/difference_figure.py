@@ -24,7 +24,7 @@ def draw_differences(contents: Contents, folder: Path) -> list[Path]:
     against = contents.table.against
     if against is None:
         return []
-    grids = formatting.make_grids(contents)
+    grids = {measure.label: formatting.make_grid(contents, measure) for measure in contents.table.measures}
     shown = [
         m for m in contents.table.measures if any(comparison.difference_interval for comparison in grids[m.label].compared.values())
     ]

@@ -72,11 +72,6 @@ def make_grid(contents: Contents, measure: Any) -> Grid:
     return Grid(summaries, best, dict(zip(several, string.ascii_lowercase, strict=False)), compared)
 
 
-def make_grids(contents: Contents) -> dict[str, Grid]:
-    """Returns the cells of all measures by their labels."""
-    return {measure.label: make_grid(contents, measure) for measure in contents.table.measures}
-
-
 def _find_best(measure: Any, column: Mapping[tuple[str, str], Summary]) -> list[tuple[str, str]]:
     """Returns the best cells of a column, several if they look alike; none if nothing is better than another."""
     better = measures.better_direction(measure)

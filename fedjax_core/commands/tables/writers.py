@@ -7,7 +7,7 @@ its own, with caption and label.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +53,9 @@ def write_tables(contents: Contents, folder: Path) -> list[Path]:
     """Writes table.md, table.csv and table.tex, and with a search trials.csv, each atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"table.{kind}" for kind in KINDS]
-    grids = formatting.make_grids(contents)
-    write_text(files[0], render_markdown(contents, grids))
-    write_csv(files[1], make_records(contents, grids))
-    write_text(files[2], render_latex(contents, grids))
+    write_text(files[0], render_markdown(contents))
+    write_csv(files[1], make_records(contents))
+    write_text(files[2], render_latex(contents))
     if contents.searches is not None:
         files.append(folder / "trials.csv")
         write_csv(files[3], search_report.trial_records(contents.searches))
@@ -71,9 +70,8 @@ def remove_differences(folder: Path) -> None:
         (folder / f"differences.{ending}").unlink(missing_ok=True)
 
 
-def render_markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> str:
+def render_markdown(contents: Contents) -> str:
     """Returns Markdown: cells and intervals of each measure, then costs and failures."""
-    grids = formatting.make_grids(contents) if grids is None else grids
     table, every, seeds = contents.table, contents.every, contents.seeds
     lines = [f"# {table.title}", ""]
     if table.note:
@@ -94,9 +92,10 @@ def render_markdown(contents: Contents, grids: Mapping[str, formatting.Grid] | N
             lines += [f"It is of the paper's setting, ours of variant `{contents.variant}`:", ""]
             lines += [f"- {setting}" for setting in contents.settings]
     for measure in table.measures:
-        lines += ["", f"## {measure.label}", "", *_markdown_grid(contents, measure, grids[measure.label])]
-        lines += _markdown_speedups(contents, measure, grids[measure.label])
-        lines += _markdown_intervals(contents, measure, grids[measure.label])
+        cells = formatting.make_grid(contents, measure)
+        lines += ["", f"## {measure.label}", "", *_markdown_grid(contents, measure, cells)]
+        lines += _markdown_speedups(contents, measure, cells)
+        lines += _markdown_intervals(contents, measure, cells)
     if contents.searches is not None:
         lines += ["", "## Search", "", *search_report.render_report(table.search, contents.searches)]
     lines += ["", "## Rounds, time and traffic", ""]
@@ -164,14 +163,14 @@ def _markdown_intervals(contents: Contents, measure: Any, cells: formatting.Grid
     return lines + [markdown_row(row.label, *texts) for row, texts in zip(contents.table.rows, intervals, strict=True)]
 
 
-def make_records(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> list[dict[str, Any]]:
-    """Returns a record per row, column and measure, for table.csv. `grids`: as of `render_markdown`."""
-    grids = formatting.make_grids(contents) if grids is None else grids
+def make_records(contents: Contents) -> list[dict[str, Any]]:
+    """Returns a record per row, column and measure, for table.csv."""
     csv_records = []
     for measure in contents.table.measures:
+        cells = formatting.make_grid(contents, measure)
         for row in contents.table.rows:
             for column in contents.table.columns:
-                s = contents.summary(row.label, column.label, measure)
+                s = cells.summaries[row.label, column.label]
                 costs = contents.costs(row.label, column.label)
                 value, std, source = s.paper or (None, None, None)
                 record = {"row": row.label, "column": column.label, "measure": measure.label, "statistic": measure.statistic}
@@ -179,7 +178,7 @@ def make_records(contents: Contents, grids: Mapping[str, formatting.Grid] | None
                 record |= {"mean": formatting.finite_or_none(s.mean), "std": formatting.finite_or_none(s.std)}
                 record |= {"paper": value, "paper_std": std, "source": source}
                 record["difference"] = formatting.finite_or_none(s.difference)
-                record |= _interval_fields(grids[measure.label].compared.get((row.label, column.label)), contents.table.against)
+                record |= _interval_fields(cells.compared.get((row.label, column.label)), contents.table.against)
                 if costs is None:
                     record |= dict.fromkeys(("seconds_per_round", "bytes_down", "bytes_up"))
                 else:
@@ -211,13 +210,13 @@ def _interval_fields(comparison: Comparison | None, against: str | None) -> dict
     return values
 
 
-def render_latex(contents: Contents, grids: Mapping[str, formatting.Grid] | None = None) -> str:
+def render_latex(contents: Contents) -> str:
     """Returns the file's text."""
-    grids = formatting.make_grids(contents) if grids is None else grids
     blocks = [f"% {contents.table.title}; needs \\usepackage{{booktabs}}"]
     for measure in contents.table.measures:
-        blocks.append(_latex_measure(contents, measure, grids[measure.label]))
-        if intervals := _latex_intervals(contents, measure, grids[measure.label]):
+        cells = formatting.make_grid(contents, measure)
+        blocks.append(_latex_measure(contents, measure, cells))
+        if intervals := _latex_intervals(contents, measure, cells):
             blocks.append(intervals)
     if contents.searches is not None:
         blocks.append(_latex_search(contents.table, contents.searches))
