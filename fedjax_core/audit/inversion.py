@@ -103,7 +103,7 @@ def observe_uplink(simulator: Simulator, state: State, client: int, examples: in
     if len(index) < examples:
         raise ValueError(f"audit: client {client} has {len(index)} examples, not {examples}")
 
-    g = next(g for g, group in enumerate(spec.groups) if client in np.asarray(group.clients))
+    g = next(g for g, group in enumerate(spec.groups) if client in group.clients)
     ids = np.array([client], np.int32)
     _, states, touched, initial = compiled.states.read(state, g, ids)
 
@@ -118,7 +118,7 @@ def observe_uplink(simulator: Simulator, state: State, client: int, examples: in
         draw = jax.random.fold_in(stream_key(key, "client", round_num), client)
         return sent, algorithm.client_update(sent, own, data, draw).uplink
 
-    arrays = compiled.feed.for_client(client, ["index"])
+    arrays = compiled.feed.for_client(client)
     sent, uplink = update(arrays, state.server, state.round, state.key, states, touched, initial)
     (before, *others), (delta, *more) = _require_nets(sent), _require_nets(uplink)
     if others or more:

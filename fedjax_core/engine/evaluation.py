@@ -43,7 +43,7 @@ def ignore_progress(what: str, done: int, total: int) -> None:
     del what, done, total
 
 
-def evaluate(compiled: CompiledPlan, state: State, watch: Watch = ignore_progress) -> EvaluationResult:
+def evaluate(compiled: CompiledPlan, state: State, watch: Watch) -> EvaluationResult:
     """Returns all scores of the configured scopes except "post_local"."""
     spec, round_num, scopes = compiled.spec, int(jax.device_get(state.round)), set(compiled.spec.evaluation.scopes)
     metrics, by_client = {}, None

@@ -262,12 +262,10 @@ def run_client(spec: SimulationSpec, g: int, scored: bool, shared, entry) -> tup
     mapped = [(r.combine == "add", r.map(part, client)) for r, part in zip(reduces, parts, strict=True)]
     adds, stacks = ([x for is_added, x in mapped if is_added == wanted] for wanted in (True, False))
 
-    def if_active(new, old):
-        return optax.tree.where(is_active, new, old)
-
     added = Added(adds, out.metrics)
-    added = if_active(added, jax.tree.map(jnp.zeros_like, added))
-    stacked = Stacked(stacks, if_active(out.state, state), divergence.check_client(out, parts, state, is_active))
+    added = optax.tree.where(is_active, added, optax.tree.zeros_like(added))
+    new_state = optax.tree.where(is_active, out.state, state)
+    stacked = Stacked(stacks, new_state, divergence.check_client(out, parts, state, is_active))
     if scored:
         local = out.after_training(sent)
         models = evaluation_step.bind_predictors(algorithm, local, local)

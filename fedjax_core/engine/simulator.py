@@ -205,7 +205,7 @@ class Simulator:
         g = next(g for g, group in enumerate(spec.groups) if client in group.clients)
         ids = np.array([client], np.int32)
         _, states, touched, initial = compiled.states.read(state, g, ids)
-        arrays = compiled.feed.for_client(client, ["index"])
+        arrays = compiled.feed.for_client(client)
         view = compiled.programs.view[g]
         plain, personal = view(arrays, state, initial, compiled.put(ids), states, touched, trained)
         by_model = {name: plain if name == "global" else personal for name in spec.abstract_algorithm(g).predict}

@@ -82,7 +82,7 @@ class Case:
 
     def _begun(self, sim: simulator.Simulator) -> simulator.State:
         """Returns the reference's initial state with client states off the device; prepared anew if the method does so."""
-        if any(sim.spec.algorithm(g, sim.spec.host_arrays, 0).prepare is not None for g in range(len(sim.spec.bound_groups))):
+        if any(sim.spec.abstract_algorithm(g).prepare is not None for g in range(len(sim.spec.groups))):
             return sim.init(0)
         before = self.reference_run[1]
         states = sim.compiled.states
@@ -110,7 +110,7 @@ class Case:
         touched = jax.device_put([np.ones(len(p), bool) for _, p in drawn], spread)
 
         def run(drawn, rows):
-            arrays = sim.compiled.feed.for_cohort([cohort.ids for cohort, _ in drawn], ["index"])
+            arrays = sim.compiled.feed.for_cohort(sim.compiled.device_arrays, [cohort.ids for cohort, _ in drawn], ["index"])
             # Where the round expects them, or it would compile again.
             drawn, rows = sim.compiled.put(drawn), jax.device_put(rows, spread)
             run_round = sim.compiled.programs.run_offloaded_round[False]

@@ -129,7 +129,7 @@ def check_every_predictor_is_evaluated(case: Case) -> None:
     """Every predictor is evaluated on the clients' own test examples."""
     sim, _, after = case.reference_run
     scores = sim.evaluate(sim.compiled.put(after)).metrics
-    for model in sim.spec.algorithm(0, sim.spec.host_arrays, 0).predict:
+    for model in sim.spec.abstract_algorithm(0).predict:
         assert f"test/{model}/own/accuracy/mean" in scores, f"predictor {model!r} has no score"
     assert all(0 <= v <= 1 for k, v in scores.items() if "accuracy" in k)
 

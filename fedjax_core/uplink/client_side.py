@@ -63,15 +63,12 @@ def update_client(
     if wrapped.leave_out:
         is_counted = message.was_finite & is_finite((uplink, metrics)) & ~became_nonfinite(state, client)
 
-        def select(new: Any, old: Any) -> Any:
-            return optax.tree.where(is_counted, new, old)
-
         def zero_if_left_out(tree: Any) -> Any:
-            return select(tree, optax.tree.zeros_like(tree))
+            return optax.tree.where(is_counted, tree, optax.tree.zeros_like(tree))
 
         message = message._replace(value=zero_if_left_out(message.value), metrics=zero_if_left_out(message.metrics))
-        uplink, metrics, state = zero_if_left_out(uplink), zero_if_left_out(metrics), select(state, client)
-        local = local and select(local, (sent, client))
+        uplink, metrics, state = zero_if_left_out(uplink), zero_if_left_out(metrics), optax.tree.where(is_counted, state, client)
+        local = local and optax.tree.where(is_counted, local, (sent, client))
     size = jnp.where(is_counted, data.size, 0)
     if wrapped.reduces_vectors:
         wrapped_uplink = _map_uplink(wrapped, message, is_counted, size, sent, key)

@@ -69,7 +69,7 @@ class FedRoDTest(chex.TestCase):
     def test_a_personal_head_of_zero_predicts_as_the_generic_one(self):
         sim, before, _ = toy.reference("fedrod")
         holds, x = sim.client_view(sim.compiled.put(before), 1).holds, toy.data().test.x
-        algorithm = sim.spec.algorithm(0, sim.spec.host_arrays, 0)
+        algorithm = sim.spec.abstract_algorithm(0)
         logits = [algorithm.predict[name](*holds[name], x)["logits"] for name in ("personal", "global")]
         np.testing.assert_allclose(*logits, atol=1e-6)
         self.assertTrue(all(not np.any(leaf) for leaf in jax.tree.leaves(before.clients)))

@@ -94,7 +94,7 @@ class FFALoRATest(chex.TestCase):
     def test_without_training_it_is_the_base_model(self):
         sim, before, _ = toy.reference("ffa_lora")
         x = toy.data().test.x
-        outputs = sim.spec.algorithm(0, sim.spec.host_arrays, 0).predict["global"](before.server.net, (), x)
+        outputs = sim.spec.abstract_algorithm(0).predict["global"](before.server.net, (), x)
         np.testing.assert_allclose(outputs["logits"], logits(first()[1], first()[0], x), atol=1e-6)
 
     def test_what_travels(self):

@@ -103,7 +103,7 @@ class DataFeed:
         if jax.process_count() > 1:  # the next draw, before this round: a device runs one program after another
             drawn = self._draw(arrays, self._run[2], self._put(np.int32(round_num + 1)))
             self._drawn = round_num + 1, drawn
-        return self._add_buffers(round_arrays, cohort, ["test_index"]) if scored else round_arrays
+        return self.for_cohort(round_arrays, cohort, ["test_index"]) if scored else round_arrays
 
     def _make_round(self, round_num: int) -> tuple[list[np.ndarray], DeviceArrays]:
         assert self._run is not None
@@ -112,26 +112,23 @@ class DataFeed:
         population = len(self._spec.host_arrays.size)
         cohorts = [cohort for cohort, _ in jax.device_get(drawn)]
         ids = [np.where(cohort.examples > 0, cohort.ids, population).astype(np.int32) for cohort in cohorts]
-        return ids, self._add_buffers(arrays, ids, ["index"])
+        return ids, self.for_cohort(arrays, ids, ["index"])
 
-    def for_cohort(self, cohort: Sequence[np.ndarray], tables: Sequence[str]) -> DeviceArrays:
-        """Returns what a round of these clients reads that uses these tables.
+    def for_cohort(self, arrays: DeviceArrays, cohort: Sequence[np.ndarray], tables: Sequence[str]) -> DeviceArrays:
+        """Returns the arrays with what a round of these clients reads that uses these tables.
 
         `cohort`: ids [C] of each group, in the order of the plan; N for an empty slot.
         """
-        return self._add_buffers(self.on_device, cohort, tables)
-
-    def _add_buffers(self, arrays: DeviceArrays, cohort: Sequence[np.ndarray], tables: Sequence[str]) -> DeviceArrays:
         for split, names in self._tables_by_split(tables):
             ids = cohort_buffer.split_by_device(cohort, self._spec.plan.client_shards)
             needed = 1 + int(cohort_buffer.count_examples(self._tables(names), ids).max())
             arrays = self._with_buffer(arrays, split, names, ids, max(self._round_capacity(names), needed))
         return arrays
 
-    def for_client(self, client: int, tables: Sequence[str]) -> DeviceArrays:
-        """Returns what a program about one client reads: the same on all devices."""
+    def for_client(self, client: int) -> DeviceArrays:
+        """Returns what a program about one client's training examples reads: the same on all devices."""
         arrays = self.on_device
-        for split, names in self._tables_by_split(tables):
+        for split, names in self._tables_by_split(["index"]):
             capacity = sum(table.most for table in self._tables(names)) + 1
             arrays = self._with_buffer(arrays, split, names, np.array([[client]], np.int32), capacity)
         return arrays

@@ -56,7 +56,7 @@ def test_scores_are_those_of_the_validation_rows(module):
         np.testing.assert_allclose(
             [found["validation/global/accuracy"], found["validation/global/loss"]], of(0, "global", everybodys), atol=1e-5
         )
-    for name in sim.spec.algorithm(0, sim.spec.host_arrays, 0).predict:
+    for name in sim.spec.abstract_algorithm(0).predict:
         each = np.array([of(i, name, data.validation_index[i]) for i in range(data.clients)])
         kinds = [f"validation/{name}/own/{kind}/{s}" for kind in ("accuracy", "loss") for s in ("mean", "lowest")]
         wanted = [each[:, 0].mean(), each[:, 0].min(), each[:, 1].mean(), each[:, 1].min()]
