@@ -91,8 +91,8 @@ def fednh(
     def client_update(sent, client, data, key):
         def loss(net, batch, key):
             outputs, stats = apply(net, sent.prototypes, batch.x, key, train=True, mask=batch.mask)
-            value = local_training.label_loss(task)(outputs["logits"], batch.y, batch.mask)
-            return value, local_training.Aux(stats, local_training.loss_metrics(value, outputs["logits"], batch))
+            value, sums = local_training.loss_and_metrics(outputs, batch, local_training.label_loss(task))
+            return value, local_training.Aux(stats, sums)
 
         trained = local_training.fit(loss, optimizer(task.round_num), epochs=epochs, batch=batch)(sent.net, data, key)
 

@@ -102,8 +102,7 @@ def pfedgate(
         t = jnp.sum(values * batch.mask[:, None], 0) / jnp.maximum(jnp.sum(batch.mask), 1)
         theta = Net(apply_mask(net.params["network"], t), net.stats["network"])
         outputs, stats = model.apply(theta, batch.x, key, train=True, mask=batch.mask)
-        value = local_training.label_loss(task)(outputs["logits"], batch.y, batch.mask)
-        sums = local_training.loss_metrics(value, outputs["logits"], batch)
+        value, sums = local_training.loss_and_metrics(outputs, batch, local_training.label_loss(task))
         return value, local_training.Aux({"network": stats, "gate": gate_stats}, sums)
 
     clipped = optax.clip_by_global_norm(clip)

@@ -88,8 +88,8 @@ def pfedpt(
     def loss(net, batch, key):
         w, p_i = Net(net.params["network"], net.stats), net.params["prompt"]
         outputs, stats = prompted(w, p_i, batch.x, key, train=True, mask=batch.mask)
-        value = local_training.label_loss(task)(outputs["logits"], batch.y, batch.mask)
-        return value, local_training.Aux(stats, local_training.loss_metrics(value, outputs["logits"], batch))
+        value, sums = local_training.loss_and_metrics(outputs, batch, local_training.label_loss(task))
+        return value, local_training.Aux(stats, sums)
 
     def phase(name, optimizer, epochs):
         return local_training.fit(
