@@ -519,16 +519,16 @@ def _build_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct,
             raise ValueError(what) from error
 
     def run_drawing(net, x, key, train, mask):
-        batch = train and stats_mode != "freeze" and bool(net.stats)
         rngs = {} if key is None else {"dropout": key, "params": jax.random.fold_in(key, 1)}  # "params" is for all other names
         given = _select_arguments(named, train=train, mask=mask, key=key, deterministic=not train)
         method = "body" if has_parts else None
-        if train and stats_mode == "freeze" and net.stats:
+        call = lambda **more: module.apply(collections(net), x, rngs=rngs, method=method, **given, **more)
+        if not train or not net.stats:
+            return call(), net.stats
+        if stats_mode == "freeze":
             with _freeze_statistics(name):
-                return module.apply(collections(net), x, rngs=rngs, method=method, **given), net.stats
-        if not batch:
-            return module.apply(collections(net), x, rngs=rngs, method=method, **given), net.stats
-        out, moved = module.apply(collections(net), x, rngs=rngs, method=method, mutable=["batch_stats"], **given)
+                return call(), net.stats
+        out, moved = call(mutable=["batch_stats"])
         return out, dict(moved)["batch_stats"]
 
     def head(net: Net, features: Array) -> Array:

@@ -222,16 +222,13 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
     )
 
 
-def from_tensors(
-    config: Mapping[str, Any] | Config, tensors: Mapping[str, np.ndarray], dtype: str = "float32", later: bool = False
-) -> PyTree:
+def from_tensors(config: Mapping[str, Any] | Config, tensors: Mapping[str, np.ndarray], dtype: str = "float32") -> PyTree:
     """Reads the `params` of a configuration from published files.
 
     Args:
       config: fields of config.json.
       tensors: by the names that `CLIPModel` gives them.
       dtype: "float32" or "bfloat16".
-      later: see `read_params`.
 
     Raises:
       ValueError: as `read_config`; a tensor is missing, unknown, or not of the right shape or kind.
@@ -269,4 +266,4 @@ def from_tensors(
         "scale": Tensor("logit_scale"),
     }
     like = jax.eval_shape(build(c).init, jax.random.key(0))
-    return read_params(like, where, tensors, IGNORED, dtype, "clip", later)
+    return read_params(like, where, tensors, IGNORED, dtype, "clip")

@@ -261,7 +261,7 @@ def read_params(
     ignored: str,
     dtype: str,
     name: str,
-    later: bool,
+    later: bool = False,
 ) -> PyTree:
     """Reads parameters from a published file's tensors; layers are stacked.
 

@@ -41,22 +41,20 @@ def _current_backend() -> str:
     return _backend.get() or jax.default_backend()
 
 
-def describe_conv(form: str = "auto", backend: str | None = None) -> dict[str, str]:
+def describe_conv(form: str = "auto") -> dict[str, str]:
     """Resolves a form of convolution, and "auto" in particular; runs record the result.
 
     On CPUs "canonical" was fastest inside loops (step time relative to patches: CNN 0.8, ResNet-8
     0.6). Other backends use the native form, without measurements yet. Kernels that differ within a
     `vmap` become batched matrix products on every backend.
 
-    Args:
-      backend: "cpu", "gpu" or "tpu"; None: that of `tracing_for`, else jax's default.
-
     Returns:
-      {"form", "backend", "alone": form of a single convolution, "vmapped": form under a `vmap` over
-      kernels}. With kernels turned off (`use_kernels`) both forms are "native".
+      {"form", "backend": that of `tracing_for`, else jax's default, "alone": form of a single
+      convolution, "vmapped": form under a `vmap` over kernels}. With kernels turned off
+      (`use_kernels`) both forms are "native".
     """
     registry.check_choice("convolution form", form, FORMS)
-    backend = backend or _current_backend()
+    backend = _current_backend()
     if not are_kernels_enabled():
         return {"form": form, "backend": backend, "alone": "native", "vmapped": "native"}
     if form != "auto":

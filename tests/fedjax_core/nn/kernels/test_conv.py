@@ -195,13 +195,10 @@ def test_second_derivatives_of_the_plain_forms():
 
 
 def test_describe_is_the_rule():
-    assert conv.describe_conv("auto", "cpu") == {
-        "form": "auto",
-        "backend": "cpu",
-        "alone": "canonical",
-        "vmapped": "patches",
-    }
-    assert conv.describe_conv("auto", "gpu")["alone"] == "native"
+    for backend, alone in (("cpu", "canonical"), ("gpu", "native")):
+        with conv.tracing_for(backend):
+            described = {"form": "auto", "backend": backend, "alone": alone, "vmapped": "patches"}
+            assert conv.describe_conv("auto") == described
     assert conv.describe_conv("native")["backend"] == jax.default_backend()
 
 
