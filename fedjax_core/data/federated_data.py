@@ -184,7 +184,7 @@ def federate(
     else:
         test_index = client_test_split.split_proportionally(dataset, train_index, seed)
     names = _client_names(dataset, train_index) if scheme.function is natural else ()
-    return _build(dataset, train_index, test_index, _empty_lists(len(train_index)), client_names=names)
+    return _build(dataset, train_index, test_index, names)
 
 
 def _federate_merged(
@@ -206,7 +206,7 @@ def _federate_merged(
         raise ValueError(f"{own}, {scheme.spec!r}; take another, or leave test_split out.")
     names = _client_names(merged, lists) if scheme.function is natural else ()
     dataset, train_index, test_index = client_test_split.split_merged(dataset, lists, seed)
-    return _build(dataset, train_index, test_index, _empty_lists(len(train_index)), client_names=names)
+    return _build(dataset, train_index, test_index, names)
 
 
 def _client_names(dataset: Dataset, train_index: Sequence[np.ndarray]) -> tuple[str, ...]:
@@ -272,7 +272,7 @@ def from_index(
         test = _check_lists("test_index", test_index, len(dataset.test.y))
     if len(test) != len(train):
         raise ValueError(f"train_index has {len(train)} lists and test_index {len(test)}: must have one per client each.")
-    return _build(dataset, train, test, _empty_lists(len(train)), client_names=names)
+    return _build(dataset, train, test, names)
 
 
 def replace_index(
@@ -286,7 +286,7 @@ def replace_index(
     """Returns the same data with other index lists; unseen clients and names stay unless given."""
     dataset = Dataset(data.name, data.train, data.test, data.class_names)
     names = data.client_names if client_names is None else client_names
-    divided = _build(dataset, train_index, test_index, validation_index, unseen or data.unseen, names)
+    divided = _build(dataset, train_index, test_index, names, validation_index, unseen or data.unseen)
     return dataclasses.replace(divided, x_offset=data.x_offset, y_offset=data.y_offset)
 
 
@@ -432,10 +432,10 @@ def _divide(dataset: Dataset, scheme: registry.ResolvedSpec, clients: int | None
     return RaggedIndex(kept[train.rows], train.start, train.size), test
 
 
-def _check_lists(what: str, lists: Iterable[Any] | Mapping[Any, Any], limit: int) -> Sequence[np.ndarray]:
+def _check_lists(what: str, lists: Iterable[Any], limit: int) -> Sequence[np.ndarray]:
     """Returns index lists, checked and sorted."""
     if not isinstance(lists, RaggedIndex):
-        lists = list(lists.values() if isinstance(lists, Mapping) else lists)
+        lists = list(lists)
         if len(lists) and np.ndim(lists[0]) == 0:
             raise ValueError(f"{what} is one list of {len(lists)} numbers: must be a list of index lists, one per client.")
         return [check_index(f"{what}[{i}]", rows, limit) for i, rows in enumerate(lists)]
@@ -446,10 +446,6 @@ def _check_lists(what: str, lists: Iterable[Any] | Mapping[Any, Any], limit: int
     ascending, ends = np.diff(rows) >= 0, np.cumsum(once.size)
     ascending[ends[(ends > 0) & (ends < len(rows))] - 1] = True  # from one list to the next
     return lists if ascending.all() else RaggedIndex.split(rows, once.size).select(back)
-
-
-def _empty_lists(clients: int) -> RaggedIndex:
-    return RaggedIndex.repeat(np.zeros(0, np.int32), clients)
 
 
 def _union(index: Sequence[np.ndarray]) -> np.ndarray:
@@ -473,10 +469,12 @@ def _build(
     dataset: Dataset,
     train_index,
     test_index,
-    validation_index,
+    client_names: tuple[str, ...],
+    validation_index=None,
     unseen: UnseenClients | None = None,
-    client_names: tuple[str, ...] = (),
 ) -> FederatedData:
+    if validation_index is None:
+        validation_index = RaggedIndex.repeat(np.zeros(0, np.int32), len(train_index))
     train_index, test_index, validation_index = map(RaggedIndex.from_lists, (train_index, test_index, validation_index))
     classes = len(dataset.class_names)
     beside = () if unseen is None else ([unseen.ids], unseen.train_index, unseen.test_index)

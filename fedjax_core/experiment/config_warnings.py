@@ -138,14 +138,18 @@ def check_sampling(resolved: ResolvedConfig, collect: Callable[[], PyTree]) -> l
     return [f"cohort.sampling={resolved.sampling!r} {what}; {better}"]
 
 
+def _has_feddyn_server(method: registry.ResolvedSpec) -> bool:
+    sums = method.name in ("feddc", "feddyn") or (method.name == "fedspeed" and method.option("dual_mean") == "all")
+    return method.origin == registry.BUILT_IN and sums
+
+
 def check_feddyn(resolved: ResolvedConfig, data: FederatedData, participation: float) -> list[str]:
     """Returns a warning of FedDyn's server with SGD whose alpha is outside of 1 / (rate * local steps) to 1 / rate in some round.
 
     `methods/feddyn.py` says what then happens. The mean of its states remembers 1 / (P (1 - (1 - rate * alpha)^steps)) rounds.
     """
     method, fields = resolved.method, resolved.fields
-    has_its_server = method.name in ("feddc", "feddyn") or (method.name == "fedspeed" and method.option("dual_mean") == "all")
-    if method.origin != registry.BUILT_IN or not has_its_server or fields["optimizer.name"] != "sgd":
+    if not _has_feddyn_server(method) or fields["optimizer.name"] != "sgd":
         return []
     alpha, epochs, batch = (method.option(name) for name in ("alpha", "epochs", "batch"))
     rate = fields["optimizer.lr"] / (1 - (fields.get("optimizer.momentum") or 0))
@@ -252,10 +256,8 @@ def check_public(resolved: ResolvedConfig) -> list[str]:
 def check_kept_states(resolved: ResolvedConfig) -> list[str]:
     """Returns a warning of a server that sums changes of what clients keep, and receives them weighted, clipped or by a rule."""
     method, schedule, fields = resolved.method, resolved.schedule, resolved.fields
-    sums = method.name in ("scaffold", "feddc", "feddyn") or (
-        method.name == "fedspeed" and method.options.get("dual_mean") == "all"
-    )
-    if method.origin != registry.BUILT_IN or not sums:
+    is_scaffold = method.name == "scaffold" and method.origin == registry.BUILT_IN
+    if not is_scaffold and not _has_feddyn_server(method):
         return []
     changed = {
         "schedule": schedule is not None and schedule.has_weights,

@@ -25,13 +25,15 @@ SCOPES = {scope: f"test accuracy, {ROWS[scope]}" for scope in ("own", "all")}
 def draw_curves(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """Draws a score over rounds, or --axis=seconds (--score); runs that differ in the seed alone as mean and deviation."""
     del load
-    scores, name = context.scores or _main_scores(context.runs), "curves" if context.axis == "rounds" else f"curves_{context.axis}"
-    return _draw(context, name, plots.plot_curves, context.runs, scores, labels=context.labels, axis=context.axis)
+    name = "curves" if context.axis == "rounds" else f"curves_{context.axis}"
+    return _draw(context, name, plots.plot_curves, context.runs, _choose_scores(context), labels=context.labels, axis=context.axis)
 
 
-def _main_scores(runs: Sequence[Path]) -> list[str]:
-    """Returns the first of `reporter.HEADLINE` that all runs have; all of them without such."""
-    records = {run: read_records(run / METRICS) for run in runs}
+def _choose_scores(context: AnalysisContext) -> Sequence[str]:
+    """Returns those asked for; else the first of `reporter.HEADLINE` that all runs have, or all of them without such."""
+    if context.scores:
+        return context.scores
+    records = {run: read_records(run / METRICS) for run in context.runs}
     scores = {run: {name for record in of_run for name in record} for run, of_run in records.items()}
     for run, names in scores.items():
         if not any(name in names for name in reporter.HEADLINE):
@@ -44,15 +46,13 @@ def _main_scores(runs: Sequence[Path]) -> list[str]:
 def draw_traffic(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """Draws a score over the bytes that a client has sent, a line for each run (--score)."""
     del load
-    scores = context.scores or _main_scores(context.runs)
-    return _draw(context, "traffic", plots.plot_costs, context.runs, scores, cost="bytes", labels=context.labels)
+    return _draw(context, "traffic", plots.plot_costs, context.runs, _choose_scores(context), cost="bytes", labels=context.labels)
 
 
 def draw_epsilon(context: AnalysisContext, load: RunLoader) -> list[Path]:
     """Draws a score over the epsilon spent so far, a line for each run that has noise (--score)."""
     del load
-    scores = context.scores or _main_scores(context.runs)
-    return _draw(context, "epsilon", plots.plot_costs, context.runs, scores, cost="epsilon", labels=context.labels)
+    return _draw(context, "epsilon", plots.plot_costs, context.runs, _choose_scores(context), cost="epsilon", labels=context.labels)
 
 
 def draw_partition(context: AnalysisContext, load: RunLoader) -> list[Path]:
