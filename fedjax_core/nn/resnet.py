@@ -54,7 +54,7 @@ class Block(nnx.Module):
         return [(channels, width, 3, stride), (width, width, 3, 1)]
 
     def __call__(self, x: Array, *, batch: bool, mask: Array | None) -> Array:
-        """[B, H, W, channels] -> [B, H', W', features], before the last ReLU."""
+        """Returns [B, H', W', features] of x [B, H, W, channels], before the last ReLU."""
         y = x
         for i in range(1, self.depth + 1):
             y = getattr(self, f"norm{i}")(getattr(self, f"conv{i}")(y), batch=batch, mask=mask)

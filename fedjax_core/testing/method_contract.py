@@ -17,7 +17,7 @@ from fedjax_core.testing.case import Case
 
 
 def check_no_retrace_or_transfer(case: Case) -> None:
-    """Further rounds do not retrace or move data between host and device; the state keeps its structure."""
+    """Checks that further rounds do not retrace or move data between host and device; the state keeps its structure."""
     sim, before, after = case.reference_run
     state, two = sim.compiled.put(before), sim.compiled.put(np.int32(2))
     run, arrays = sim.compiled.programs.run_resident_rounds, sim.compiled.device_arrays
@@ -33,7 +33,7 @@ def check_no_retrace_or_transfer(case: Case) -> None:
 
 
 def check_rounds_learn_and_repeat(case: Case) -> None:
-    """Two rounds change the state to finite values, and to the same ones bit for bit when repeated."""
+    """Checks that two rounds change the state to finite values, and to the same ones bit for bit when repeated."""
     sim, before, after = case.reference_run
     again, _ = sim.run_rounds(sim.compiled.put(before), 2)
     chex.assert_trees_all_equal(jax.device_get(again), after)
@@ -43,7 +43,7 @@ def check_rounds_learn_and_repeat(case: Case) -> None:
 
 
 def check_plans_agree(case: Case) -> None:
-    """Data on the host, states on the disk, two clients at once, two devices and more padding change nothing."""
+    """Checks that data on the host, states on the disk, two clients at once, two devices and more padding change nothing."""
     before, after = case.reference_run[1:]
     _, state, stores = case.offloaded_run
     chex.assert_trees_all_close(jax.device_get(state.server), after.server, atol=1e-5, rtol=1e-5)
@@ -54,7 +54,7 @@ def check_plans_agree(case: Case) -> None:
 
 
 def check_cohort_order_is_irrelevant(case: Case) -> None:
-    """The same cohort in reverse order gives the same round."""
+    """Checks that the same cohort in reverse order gives the same round."""
     run, drawn, rows = case.make_round_fn()
     server, after, _ = run(drawn, rows)
     flip = functools.partial(jax.tree.map, lambda x: x[::-1])
@@ -64,7 +64,7 @@ def check_cohort_order_is_irrelevant(case: Case) -> None:
 
 
 def check_absent_client_changes_nothing(case: Case) -> None:
-    """A client that drops out, with NaN in its state, changes the round as little as an empty slot."""
+    """Checks that a client that drops out, with NaN in its state, changes the round as little as an empty slot."""
     if case.reference_run[0].spec.sampler.size == 1:
         return  # a pooled method has one client
     run, drawn, rows = case.make_round_fn()
@@ -86,7 +86,7 @@ def check_absent_client_changes_nothing(case: Case) -> None:
 
 
 def check_no_difference_keeps_the_models(case: Case) -> None:
-    """The server's networks stay as they are in a first round without clients, and if clients send differences of 0.
+    """Checks that the server's networks stay as they are in a first round without clients, and if clients send differences of 0.
 
     A method that sends weights where these differences should be ends with networks of 0.
     """
@@ -103,7 +103,7 @@ def check_no_difference_keeps_the_models(case: Case) -> None:
 
 
 def check_checkpoint_resumes(case: Case) -> None:
-    """A saved and restored state trains on bit for bit."""
+    """Checks that a saved and restored state trains on bit for bit."""
     sim, before, _ = case.reference_run
     state, _ = sim.run_rounds(sim.compiled.put(before), 1)
     with tempfile.TemporaryDirectory() as directory:
@@ -116,7 +116,7 @@ def check_checkpoint_resumes(case: Case) -> None:
 
 
 def check_round_exports(case: Case) -> None:
-    """The rounds lower for TPU and CUDA, on whatever backend they run here."""
+    """Checks that the rounds lower for TPU and CUDA, on whatever backend they run here."""
     sim, before, _ = case.reference_run
     arguments = sim.compiled.device_arrays, sim.compiled.put(before), sim.compiled.put(np.int32(1))
     assert jax.export.export(sim.compiled.programs.run_resident_rounds, platforms=("tpu", "cuda"))(*arguments).platforms == (
@@ -126,7 +126,7 @@ def check_round_exports(case: Case) -> None:
 
 
 def check_every_predictor_is_evaluated(case: Case) -> None:
-    """Every predictor is evaluated on the clients' own test examples."""
+    """Checks that every predictor is evaluated on the clients' own test examples."""
     sim, _, after = case.reference_run
     scores = sim.evaluate(sim.compiled.put(after)).metrics
     for model in sim.spec.abstract_algorithm(0).predict:

@@ -53,7 +53,7 @@ def attend(
 
 @jax.custom_jvp
 def _softmax(x: Array) -> Array:
-    """Softmax over the last axis, whose derivative reuses the result."""
+    """Returns the softmax over the last axis, whose derivative reuses the result."""
     return jax.nn.softmax(x, -1)
 
 
