@@ -17,6 +17,8 @@ from configs.tables.private import mechanisms
 from fedjax_core import experiment
 from fedjax_core.commands import tables
 from fedjax_core.commands.tables import comparability, table_cells
+from fedjax_core.experiment.build_model import build_model
+from fedjax_core.experiment.lookup import find_network
 from fedjax_core.experiment.uplink_options import account_privacy
 from tests import test_configs
 from tests.fedjax_core.commands.small_tables import paper_cells, run
@@ -175,7 +177,8 @@ def entries(spec: str, source: str) -> dict[str, int]:
     data = data_of(source)
     key = spec, data.train.x.shape[1:]
     if key not in ENTRIES:
-        params = jax.eval_shape(experiment.build_network(spec, data, classes=10).init, jax.random.key(0)).params
+        model = build_model(find_network(spec), data, "average", 10, None)
+        params = jax.eval_shape(model.init, jax.random.key(0)).params
         ENTRIES[key] = {name: sum(leaf.size for leaf in jax.tree.leaves(entry)) for name, entry in params.items()}
     return ENTRIES[key] | {"head": ENTRIES[key]["head"] // 10 * data.classes}
 

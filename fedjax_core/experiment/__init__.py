@@ -4,14 +4,13 @@
 it in a work directory, and `load` reads a run.
 """
 
-from fedjax_core.experiment.build_model import build_network, scaling_of, spell_network
+from fedjax_core.experiment.build_model import scaling_of, spell_network
 from fedjax_core.experiment.build_simulator import build
 from fedjax_core.experiment.build_task import dataset, is_divided_by_columns, name_inputs, read_instructions, read_public
 from fedjax_core.experiment.input_files import existing_input_files
 from fedjax_core.experiment.input_normalization import compute_mean_and_std
 from fedjax_core.experiment.lookup import (
     LOSSES,
-    NORMALISATIONS,
     OPTIMIZERS,
     SCORES,
     load_config,
@@ -29,7 +28,6 @@ from fedjax_core.experiment.sweep import Run, execute_all, group_seeds, seeds_at
 __all__ = [
     "COMPILATION_CACHE",
     "LOSSES",
-    "NORMALISATIONS",
     "OPTIMIZERS",
     "SCORES",
     "STATISTICS",
@@ -38,7 +36,6 @@ __all__ = [
     "ResolvedConfig",
     "Run",
     "build",
-    "build_network",
     "cache_compiled_programs",
     "check_config",
     "complete_config",

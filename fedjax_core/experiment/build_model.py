@@ -12,7 +12,7 @@ from fedjax_core.algorithm import Net, targets_of
 from fedjax_core.data import federated_data
 from fedjax_core.data.hold_out import find_seen_examples
 from fedjax_core.experiment import input_normalization
-from fedjax_core.experiment.lookup import Network, find_network
+from fedjax_core.experiment.lookup import Network
 from fedjax_core.experiment.resolve_config import ResolvedConfig
 from fedjax_core.language import clip_task
 from fedjax_core.language import instruction_task as language
@@ -83,22 +83,6 @@ def build_model(
         normalise = functools.partial(nn.normalize_inputs, mean=mean, std=std, dtype=None, limit=limit)
         return nn.flax_adapter.build(resolved.function, resolved.name, classes, shape, options, normalise, statistics)
     return nn.build(resolved.name, classes, shape, mean, std, statistics, limit=limit, **options)
-
-
-def build_network(
-    spec: str,
-    data: federated_data.FederatedData,
-    statistics: str = "average",
-    classes: int | None = None,
-) -> Model:
-    """Builds a model by its spec.
-
-    Args:
-      data: to be classified; inputs are normalised by the training set's mean and deviation.
-      classes: outputs of the head; None: as many as the data have.
-    """
-    network = find_network(spec)
-    return build_model(network, data, statistics, classes or data.classes, scaling_of(network, "data", data))
 
 
 def scaling_of(network: Network, normalise: str, data: federated_data.FederatedData) -> input_normalization.Scaling | None:

@@ -6,7 +6,6 @@ from fedjax_core.nn.from_nnx import (
     MODULES,
     TEXT_MODULES,
     build,
-    from_module,
     image_size,
     normalize_inputs,
 )
@@ -22,7 +21,6 @@ __all__ = [
     "count_parameters",
     "describe_conv",
     "flax_adapter",
-    "from_module",
     "image_size",
     "normalize_inputs",
     "use_kernels",

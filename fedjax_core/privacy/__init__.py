@@ -10,20 +10,18 @@ from fedjax_core.privacy.accounting import ACCOUNTANTS, MAX_MULTIPLIER, Release,
 from fedjax_core.privacy.budget import PrivacyConfig, PrivacyLedger, build_privacy_config, missing_settings
 from fedjax_core.privacy.distributed_noise import INTEGER_SUMS, IntegerSum
 from fedjax_core.privacy.example_level import ExampleLedger, make_example_ledger
-from fedjax_core.privacy.matrix_factorization import STRATEGIES, Participation, Strategy, cyclic_participation
+from fedjax_core.privacy.matrix_factorization import Participation, cyclic_participation
 
 __all__ = [
     "ACCOUNTANTS",
     "INTEGER_SUMS",
     "MAX_MULTIPLIER",
-    "STRATEGIES",
     "ExampleLedger",
     "IntegerSum",
     "Participation",
     "PrivacyConfig",
     "PrivacyLedger",
     "Release",
-    "Strategy",
     "build_privacy_config",
     "calibrate_noise",
     "compute_epsilon",

@@ -16,7 +16,6 @@ from fedjax_core.run.checkpointing import (
 )
 from fedjax_core.run.loop import Outcome, run, run_seeds
 from fedjax_core.run.settings import Finished, Interrupted, RunSettings
-from fedjax_core.run.signals import StopRequest
 
 __all__ = [
     "MAY_DIFFER",
@@ -27,7 +26,6 @@ __all__ = [
     "Outcome",
     "RunSettings",
     "Started",
-    "StopRequest",
     "check_inputs",
     "check_partition",
     "check_processes",

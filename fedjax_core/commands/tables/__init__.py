@@ -24,7 +24,7 @@ from fedjax_core.commands.tables.results import Contents, Result
 from fedjax_core.commands.tables.runner import Outcome, run
 from fedjax_core.commands.tables.search import plan_searches
 from fedjax_core.commands.tables.table_cells import Cell, build_cells, select_cells, split_cell_selectors
-from fedjax_core.commands.tables.writers import render_markdown, write_tables
+from fedjax_core.commands.tables.writers import render_markdown
 
 __all__ = [
     "Cell",
@@ -39,5 +39,4 @@ __all__ = [
     "run",
     "select_cells",
     "split_cell_selectors",
-    "write_tables",
 ]

@@ -15,7 +15,6 @@ from fedjax_core.reporting.analysis.client_models import (
     find_network,
 )
 from fedjax_core.reporting.analysis.feature_embedding import (
-    Points,
     collect_class_knowledge,
     compute_attention,
     compute_features,
@@ -24,8 +23,6 @@ from fedjax_core.reporting.analysis.feature_embedding import (
 )
 from fedjax_core.reporting.analysis.linear_probe import score_match, score_probe
 from fedjax_core.reporting.analysis.loss_landscape import (
-    Landscape,
-    Plane,
     compute_drift,
     compute_landscape,
     compute_surroundings,
@@ -34,9 +31,6 @@ from fedjax_core.reporting.analysis.loss_landscape import (
 from fedjax_core.reporting.analysis.parameter_counts import count_communication, count_sizes
 
 __all__ = [
-    "Landscape",
-    "Plane",
-    "Points",
     "choose_scored_model",
     "collect_class_knowledge",
     "compute_attention",
