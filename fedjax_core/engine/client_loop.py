@@ -19,6 +19,8 @@ from jax.sharding import Mesh, PartitionSpec
 from fedjax_core.algorithm import Array, PyTree
 from fedjax_core.engine.sharding.mesh import AXIS, Plan
 
+EVERYWHERE, SHARDED = PartitionSpec(), PartitionSpec(AXIS)
+
 
 def choose_plan(
     cohort: int,
@@ -125,7 +127,7 @@ _arrange = jax.jit(arrange, static_argnums=1)
 
 
 def map_clients(
-    fn: ClientFn, shared: PyTree, mapped: PyTree, *, plan: Plan, mesh: Mesh, in_specs: PyTree = None
+    fn: ClientFn, shared: PyTree, mapped: PyTree, *, plan: Plan, mesh: Mesh, in_specs: PyTree = EVERYWHERE
 ) -> tuple[PyTree, PyTree]:
     """Maps `fn` over clients. With `plan.model` the compiler shards what is computed with sharded networks.
 
@@ -133,7 +135,7 @@ def map_clients(
       shared: what all clients read; never mapped.
       mapped: leaves [n, ...], n a multiple of plan.chunk * plan.client_shards.
       in_specs: PartitionSpecs of `shared`, a prefix; where it is sharded by clients, a device's clients read its own
-        shard. None: every device has all of it.
+        shard.
 
     Returns:
       (sum of `added` over the clients, `stacked` with leaves [n, ...]).
@@ -160,9 +162,7 @@ def map_clients(
 
     if plan.client_shards == 1:
         return on_device(shared, mapped)
-    everywhere, sharded = PartitionSpec(), PartitionSpec(AXIS)
-    inputs = (everywhere if in_specs is None else in_specs), sharded
-    return _shard_over_clients(on_device, mesh, inputs, (everywhere, sharded))(shared, mapped)
+    return _shard_over_clients(on_device, mesh, (in_specs, SHARDED), (EVERYWHERE, SHARDED))(shared, mapped)
 
 
 def map_chunk_range(
@@ -174,7 +174,7 @@ def map_chunk_range(
     *,
     plan: Plan,
     mesh: Mesh,
-    in_specs: PyTree = None,
+    in_specs: PyTree = EVERYWHERE,
 ) -> tuple[PyTree, PyTree]:
     """Maps `fn` over some of each device's chunks.
 
@@ -210,9 +210,8 @@ def map_chunk_range(
 
     if plan.client_shards == 1:
         return on_device(shared, mapped, sums, bounds)
-    everywhere, sharded = PartitionSpec(), PartitionSpec(AXIS)
-    inputs = (everywhere if in_specs is None else in_specs), sharded, sharded, everywhere
-    return _shard_over_clients(on_device, mesh, inputs, (sharded, sharded))(shared, mapped, sums, bounds)
+    inputs = in_specs, SHARDED, SHARDED, EVERYWHERE
+    return _shard_over_clients(on_device, mesh, inputs, (SHARDED, SHARDED))(shared, mapped, sums, bounds)
 
 
 def init_sums(fn: ClientFn, shared: PyTree, mapped: PyTree, plan: Plan) -> PyTree:
@@ -249,7 +248,7 @@ def add_up_shards(shards: PyTree, plan: Plan, mesh: Mesh) -> PyTree:
     if plan.client_shards == 1:
         return jax.tree.map(lambda x: x[0], shards)
     total = lambda shards: jax.lax.psum(jax.tree.map(lambda x: x[0], shards), AXIS)
-    return _shard_over_clients(total, mesh, PartitionSpec(AXIS), PartitionSpec())(shards)
+    return _shard_over_clients(total, mesh, SHARDED, EVERYWHERE)(shards)
 
 
 def _shard_over_clients(fn: Callable[..., PyTree], mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -> Callable[..., PyTree]:

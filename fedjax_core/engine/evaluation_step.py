@@ -41,7 +41,7 @@ class ClientScores(NamedTuple):
 
 
 def init_server_sums(
-    spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, round_num: Array, block: PyTree = (), source: str = "test"
+    spec: SimulationSpec, arrays: DeviceArrays, server: PyTree, round_num: Array, block: PyTree = (), *, source: str
 ) -> PyTree:
     """Returns the zeros [parts, ...] with which `score_server` begins: pairs by name."""
     return client_loop.init_sums(*_server_batches(spec, arrays, server, round_num, block, source), _server_plan(spec))
@@ -55,7 +55,8 @@ def score_server(
     sums: PyTree,
     bounds: tuple[Array, Array],
     block: PyTree = (),
-    source: str = "test",
+    *,
+    source: str,
 ) -> PyTree:
     """Adds the scores of the server's model on some batches to `sums`.
 

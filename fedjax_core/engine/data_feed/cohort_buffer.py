@@ -106,10 +106,10 @@ def abstract_buffer(
     return buffer, [BufferTable(column, column, column, table.most) for table in tables]
 
 
-def shared_input_specs(shared: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def shared_input_specs(shared: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns PartitionSpecs, a prefix, of what all clients of a program read, for `client_loop.map_clients`.
 
-    Cohort buffers are sharded as clients are. None: there is no buffer.
+    Cohort buffers are sharded as clients are.
     """
     tables = {
         name
@@ -118,8 +118,6 @@ def shared_input_specs(shared: tuple[Any, ...]) -> tuple[Any, ...] | None:
         for name in SPLITS
         if isinstance(getattr(entry, name), BufferTable)
     }
-    if not tables:
-        return None
     sharded = tables | {SPLITS[name] for name in tables}
     specs: list[Any] = [PartitionSpec(AXIS) if name in sharded else PartitionSpec() for name in DeviceArrays._fields]
     array_specs = DeviceArrays(*specs)
