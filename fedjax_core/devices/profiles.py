@@ -152,9 +152,7 @@ def lognormal(
       sigma: standard deviation of the logarithm of the speed.
       down, up: medians.
       bandwidth_sigma: likewise of the bandwidth; `down` and `up` of a client have one factor.
-      latency: of all clients.
-      memory: of all clients.
-      failure: of all clients.
+      latency, memory, failure: of all clients.
     """
     speed = examples_per_second * np.exp(sigma * draws.normal("speed"))
     factor = np.exp(bandwidth_sigma * draws.normal("bandwidth"))
@@ -203,10 +201,7 @@ def exponential(
     Args:
       draws: of the clients.
       examples_per_second: 1 over the mean of these seconds.
-      down, up: of all clients.
-      latency: of all clients.
-      memory: of all clients.
-      failure: of all clients.
+      down, up, latency, memory, failure: of all clients.
     """
     return _fill(draws, examples_per_second / -np.log(draws.uniform("speed")), down, up, latency, memory, failure)
 
@@ -230,10 +225,7 @@ def half_normal(
       draws: of the clients.
       examples_per_second: of the fastest device.
       sigma: see above.
-      down, up: of all clients.
-      latency: of all clients.
-      memory: of all clients.
-      failure: of all clients.
+      down, up, latency, memory, failure: of all clients.
     """
     slowdown = 1 + np.abs(sigma * draws.normal("speed"))
     return _fill(draws, examples_per_second / slowdown, down, up, latency, memory, failure)
@@ -258,10 +250,7 @@ def tiers(
       draws: of the clients.
       weights: of the tiers, whose shares of the clients are proportional to them.
       examples_per_second: of each tier, or one number for all, as everything below.
-      down, up: likewise.
-      latency: likewise.
-      memory: likewise.
-      failure: likewise.
+      down, up, latency, memory, failure: likewise.
     """
     tier = draw_tier(draws, weights)
     values = {
@@ -300,9 +289,7 @@ def edge(
     Args:
       draws: of the clients.
       examples_per_second: of the TX2.
-      latency: of all clients.
-      memory: of all clients.
-      failure: of all clients.
+      latency, memory, failure: of all clients.
     """
     slowdown = np.array([1, 1.8125, 11.625])[draw_tier(draws, (1, 1, 1), "board")]
     low, high = np.array([[150, 600], [20, 100], [50, 1000]])[draw_tier(draws, (1, 1, 1), "network")].T
