@@ -111,7 +111,7 @@ class Embedding(nnx.Module):
         return self.norm(self.token.get_value()[tokens] + self.position.get_value()[places] + self.type.get_value()[types])
 
 
-def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: bool = False) -> Encoder:
+def build(config: Mapping[str, Any], dtype: str = "float32", remat: bool = False) -> Encoder:
     """Builds an encoder; equal arguments give equal tree structures.
 
     Args:
@@ -119,7 +119,7 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
       dtype: of the parameters that `init` makes.
       remat: whether a backward pass computes each layer anew, to save memory.
     """
-    c = config if isinstance(config, Config) else read_config(config)
+    c = read_config(config)
     fresh, embedding = as_pure_functions(lambda rngs: Embedding(c, jnp.dtype(dtype), rngs))
     layers = stack_layers(lambda rngs: Layer(c.layer, jnp.dtype(dtype), rngs), c.layers, remat)
     name = f"{c.family} of width {c.layer.width}"
@@ -144,7 +144,7 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
 
 
 def from_tensors(
-    config: Mapping[str, Any] | Config, tensors: Mapping[str, np.ndarray], dtype: str = "float32", later: bool = False
+    config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], dtype: str = "float32", later: bool = False
 ) -> PyTree:
     """Reads the `params` of a configuration from published files.
 
@@ -158,7 +158,7 @@ def from_tensors(
     Raises:
       ValueError: as `read_config`; a tensor is missing, unknown, or not of the right shape or kind.
     """
-    c = config if isinstance(config, Config) else read_config(config)
+    c = read_config(config)
     named = {}
     for key, tensor in tensors.items():
         for old, new in OLD_NAMES.items():
@@ -178,5 +178,5 @@ def from_tensors(
             "mlp_norm": norm(f"{part}output"),
         },
     }
-    like = jax.eval_shape(build(c).init, jax.random.key(0))
+    like = jax.eval_shape(build(config).init, jax.random.key(0))
     return read_params(like, where, named, IGNORED, dtype, f"{c.family} of width {c.layer.width}", later)

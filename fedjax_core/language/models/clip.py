@@ -170,7 +170,7 @@ class ImageEnds(nnx.Module):
         return self.first_norm(x + self.position.get_value()[None])
 
 
-def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: bool = False) -> Clip:
+def build(config: Mapping[str, Any], dtype: str = "float32", remat: bool = False) -> Clip:
     """Builds both encoders; equal arguments give equal tree structures.
 
     Args:
@@ -178,7 +178,7 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
       dtype: of the parameters that `init` makes.
       remat: whether a backward pass computes each layer anew, to save memory.
     """
-    c = config if isinstance(config, Config) else read_config(config)
+    c = read_config(config)
     kind = jnp.dtype(dtype)
     init_text, text_ends = as_pure_functions(lambda rngs: TextEnds(c, kind, rngs))
     init_image, image_ends = as_pure_functions(lambda rngs: ImageEnds(c, kind, rngs))
@@ -222,7 +222,7 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
     )
 
 
-def from_tensors(config: Mapping[str, Any] | Config, tensors: Mapping[str, np.ndarray], dtype: str = "float32") -> PyTree:
+def from_tensors(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], dtype: str = "float32") -> PyTree:
     """Reads the `params` of a configuration from published files.
 
     Args:
@@ -233,7 +233,6 @@ def from_tensors(config: Mapping[str, Any] | Config, tensors: Mapping[str, np.nd
     Raises:
       ValueError: as `read_config`; a tensor is missing, unknown, or not of the right shape or kind.
     """
-    c = config if isinstance(config, Config) else read_config(config)
     norm = lambda name: {"bias": Tensor(f"{name}.bias"), "scale": Tensor(f"{name}.weight")}
 
     def layers(tower: str) -> dict[str, Any]:
@@ -265,5 +264,5 @@ def from_tensors(config: Mapping[str, Any] | Config, tensors: Mapping[str, np.nd
         },
         "scale": Tensor("logit_scale"),
     }
-    like = jax.eval_shape(build(c).init, jax.random.key(0))
+    like = jax.eval_shape(build(config).init, jax.random.key(0))
     return read_params(like, where, tensors, IGNORED, dtype, "clip")

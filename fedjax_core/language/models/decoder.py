@@ -91,7 +91,7 @@ def keep_last(mask: Array, window: int) -> Array:
     return mask & (seen > seen[..., -1:] - window)
 
 
-def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: bool = False) -> LanguageModel:
+def build(config: Mapping[str, Any], dtype: str = "float32", remat: bool = False) -> LanguageModel:
     """Builds a decoder; equal arguments give equal tree structures.
 
     Args:
@@ -99,7 +99,7 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
       dtype: of the parameters that `init` makes.
       remat: whether a backward pass computes each layer anew, to save memory.
     """
-    c = config if isinstance(config, Config) else read_config(config)
+    c = read_config(config)
     fresh, merged = as_pure_functions(lambda rngs: Ends(c, jnp.dtype(dtype), rngs))
     layers = stack_layers(lambda rngs: Layer(c.layer, jnp.dtype(dtype), rngs), c.layers, remat)
     name = f"{c.family} of width {c.layer.width}"
@@ -164,7 +164,7 @@ def build(config: Mapping[str, Any] | Config, dtype: str = "float32", remat: boo
 
 
 def from_tensors(
-    config: Mapping[str, Any] | Config, tensors: Mapping[str, np.ndarray], dtype: str = "float32", later: bool = False
+    config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], dtype: str = "float32", later: bool = False
 ) -> PyTree:
     """Reads the `params` of a configuration from published files.
 
@@ -177,12 +177,12 @@ def from_tensors(
     Raises:
       ValueError: as `read_config`; a tensor is missing, unknown, or not of the right shape or kind.
     """
-    c = config if isinstance(config, Config) else read_config(config)
+    c = read_config(config)
     tensors = {key.removeprefix("transformer."): tensor for key, tensor in tensors.items()} if c.family == "gpt2" else tensors
     where = _name_gpt2_tensors() if c.family == "gpt2" else _name_tensors(c)
     if not c.tied:
         where["head"] = linear("lm_head")
-    like = jax.eval_shape(build(c).init, jax.random.key(0))
+    like = jax.eval_shape(build(config).init, jax.random.key(0))
     ignored = IGNORED + (r"|lm_head\.weight" if c.tied else "")
     return read_params(like, where, tensors, ignored, dtype, f"{c.family} of width {c.layer.width}", later)
 
