@@ -113,14 +113,14 @@ def feddc(
         net, (*_, measured), sums = local_training.fit(loss, chain, epochs=epochs, batch=batch)(sent.net, data, key)
         delta = optax.tree.sub(net, sent.net)
         is_moved, worth = measured.moved > 0, jnp.where(measured.moved > 0, measured.moved, 1)  # eta K
-        turn = jax.tree.map(lambda g, d: jnp.where(is_moved, -g - d / worth, 0), sent.pull, delta.params)
+        turn = jax.tree.map(lambda g, d: jnp.where(is_moved, -g - d / worth.astype(d.dtype), 0), sent.pull, delta.params)
         client = Client(optax.tree.add(client.drift, delta.params), optax.tree.add(client.pull, turn))
         local = Server(net, optax.tree.zeros_like(sent.drift), sent.pull), client
         return ClientOutput(client, (delta, turn), sums, local=local, wire=((sent.net, sent.pull), (delta, measured.moved)))
 
     def server_update(server, collected, cohort, key):
         delta, turn = collected
-        share = jnp.sum(cohort.examples > 0) / task.population
+        share = jnp.sum(cohort.examples > 0) * (1 / task.population)  # weakly typed: bfloat16 stays so
         drift = optax.tree.add_scale(server.drift, share, delta.params)
         moved = optax.tree.add(optax.tree.add(server.net.params, delta.params), drift)  # mean theta_i + mean h_i
         params = optax.tree.where(share > 0, moved, server.net.params)

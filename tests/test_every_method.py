@@ -2,6 +2,7 @@
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -93,3 +94,19 @@ def test_an_optimizer_may_be_the_same_one_in_all_rounds():
         sim = toy.simulate("fedavg", optimizer=optimizer)
         states.append(jax.device_get(sim.run_rounds(sim.init(0), 1)[0].server))
     chex.assert_trees_all_equal(*states)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedcm", "feddc"])  # steps by a number that is computed
+def test_a_network_of_bfloat16_keeps_its_type(name):
+    """A round is traced, which raises where a state comes back in another type."""
+
+    def narrow(model):
+        cast = lambda net: net._replace(params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), net.params))
+        return model._replace(init=lambda key: cast(model.init(key)))
+
+    task = lambda *arguments, **options: toy.task(*arguments, **options).wrap_model(narrow)
+    compiled = case.Case(toy.METHODS[name], task=task).simulate().compiled
+    state = jax.eval_shape(compiled.programs.init_state, compiled.spec.host_arrays, jax.random.key_data(jax.random.key(0)))
+    after, _ = jax.eval_shape(compiled.programs.run_resident_rounds, compiled.spec.abstract_arrays, state, np.int32(1))
+    types = {leaf.dtype for leaf in jax.tree.leaves((after.server._replace(net=after.server.net.params), after.clients))}
+    assert types == {jnp.dtype(jnp.bfloat16)}
