@@ -120,14 +120,14 @@ def feddc(
 
     def server_update(server, collected, cohort, key):
         delta, turn = collected
-        share = jnp.sum(cohort.examples > 0) * (1 / task.population)  # weakly typed: bfloat16 stays so
-        drift = optax.tree.add_scale(server.drift, share, delta.params)
+        share = jnp.sum(cohort.examples > 0) / task.population
+        drift = optax.apply_updates(server.drift, optax.tree.scale(share, delta.params))
         moved = optax.tree.add(optax.tree.add(server.net.params, delta.params), drift)  # mean theta_i + mean h_i
         params = optax.tree.where(share > 0, moved, server.net.params)
         net = Net(params, optax.tree.add(server.net.stats, delta.stats))
         correction = optax.tree.norm(drift) / jnp.maximum(optax.tree.norm(params), aggregators.TINY)
         metrics = {"correction": (correction, jnp.ones_like(correction))}
-        return Server(net, drift, optax.tree.add_scale(server.pull, share, turn)), metrics
+        return Server(net, drift, optax.apply_updates(server.pull, optax.tree.scale(share, turn))), metrics
 
     def scored(sent):
         return sent.net if score == "server" else sent.net._replace(params=optax.tree.sub(sent.net.params, sent.drift))

@@ -82,10 +82,10 @@ def scaffold(
 
     def server_update(server, collected, cohort, key):
         dy, dc = collected
-        share = jnp.sum(cohort.examples > 0) * (1 / task.population)  # |S| / N, weakly typed: bfloat16 stays so
+        share = jnp.sum(cohort.examples > 0) / task.population  # |S| / N
         params = optax.tree.add_scale(server.net.params, server_lr, dy.params)
         net = Net(params, optax.tree.add(server.net.stats, dy.stats))
-        return Server(net, optax.tree.add_scale(server.c, share, dc)), {}
+        return Server(net, optax.apply_updates(server.c, optax.tree.scale(share, dc))), {}
 
     return Algorithm(
         server_init,

@@ -9,6 +9,7 @@ import pytest
 from absl.testing import parameterized
 
 from fedjax_core import testing
+from fedjax_core.algorithm import find_nets
 from fedjax_core.engine import simulator
 from fedjax_core.testing import case, method_contract
 from fedjax_core.training import local_training
@@ -96,7 +97,7 @@ def test_an_optimizer_may_be_the_same_one_in_all_rounds():
     chex.assert_trees_all_equal(*states)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fedcm", "feddc"])  # steps by a number that is computed
+@pytest.mark.parametrize("name", ["scaffold", "fedcm", "feddc", "qfedavg", "afl"])  # steps by a number that is computed
 def test_a_network_of_bfloat16_keeps_its_type(name):
     """A round is traced, which raises where a state comes back in another type."""
 
@@ -108,5 +109,4 @@ def test_a_network_of_bfloat16_keeps_its_type(name):
     compiled = case.Case(toy.METHODS[name], task=task).simulate().compiled
     state = jax.eval_shape(compiled.programs.init_state, compiled.spec.host_arrays, jax.random.key_data(jax.random.key(0)))
     after, _ = jax.eval_shape(compiled.programs.run_resident_rounds, compiled.spec.abstract_arrays, state, np.int32(1))
-    types = {leaf.dtype for leaf in jax.tree.leaves((after.server._replace(net=after.server.net.params), after.clients))}
-    assert types == {jnp.dtype(jnp.bfloat16)}
+    assert {leaf.dtype for net in find_nets(after.server) for leaf in jax.tree.leaves(net.params)} == {jnp.dtype(jnp.bfloat16)}
