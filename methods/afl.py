@@ -25,7 +25,7 @@ ignores a number added to all. L_k is in evaluation mode. Weights begin uniform.
 averaged uniformly.
 """
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -109,7 +109,7 @@ def afl(
     def server_update(server, collected, cohort, key):
         step, weight, risks = collected
         step = step._replace(params=optax.tree.scale(1 / jnp.maximum(weight, aggregators.TINY), step.params))
-        net = optax.tree.add(server.net, step)  # sum lambda_k delta_k
+        net: Any = optax.apply_updates(server.net, step)  # sum lambda_k delta_k
         active = cohort.examples > 0
         typical = jnp.sum(jnp.where(active, risks, 0)) / jnp.maximum(jnp.sum(active), 1)
         raised = server.weights.at[cohort.ids].add(ascent_lr * jnp.where(active, risks - typical, 0), mode="drop")

@@ -91,7 +91,8 @@ def fedcm(
         chain = optax.chain(optax.add_decayed_weights(decay), mix, local_training.measure_steps(optimizer(task.round_num)))
         net, (*_, measured), sums = local_training.fit(loss, chain, epochs=epochs, batch=batch)(sent.net, data, key)
         delta = optax.tree.sub(net, sent.net)
-        direction = optax.tree.scale(-1 / jnp.where(measured.moved > 0, measured.moved, 1), delta.params)
+        worth = jnp.where(measured.moved > 0, measured.moved, 1)
+        direction = jax.tree.map(lambda d: -1 / worth.astype(d.dtype) * d, delta.params)
         local = sent._replace(net=net), client
         return ClientOutput(client, (delta, direction), sums, local=local, wire=(sent, (delta, measured.moved)))
 

@@ -113,7 +113,7 @@ def feddc(
         net, (*_, measured), sums = local_training.fit(loss, chain, epochs=epochs, batch=batch)(sent.net, data, key)
         delta = optax.tree.sub(net, sent.net)
         is_moved, worth = measured.moved > 0, jnp.where(measured.moved > 0, measured.moved, 1)  # eta K
-        turn = jax.tree.map(lambda g, d: jnp.where(is_moved, -g - d / worth, 0), sent.pull, delta.params)
+        turn = jax.tree.map(lambda g, d: jnp.where(is_moved, -g - d / worth.astype(d.dtype), 0), sent.pull, delta.params)
         client = Client(optax.tree.add(client.drift, delta.params), optax.tree.add(client.pull, turn))
         local = Server(net, optax.tree.zeros_like(sent.drift), sent.pull), client
         return ClientOutput(client, (delta, turn), sums, local=local, wire=((sent.net, sent.pull), (delta, measured.moved)))
@@ -121,13 +121,13 @@ def feddc(
     def server_update(server, collected, cohort, key):
         delta, turn = collected
         share = jnp.sum(cohort.examples > 0) / task.population
-        drift = optax.tree.add_scale(server.drift, share, delta.params)
+        drift = optax.apply_updates(server.drift, optax.tree.scale(share, delta.params))
         moved = optax.tree.add(optax.tree.add(server.net.params, delta.params), drift)  # mean theta_i + mean h_i
         params = optax.tree.where(share > 0, moved, server.net.params)
         net = Net(params, optax.tree.add(server.net.stats, delta.stats))
         correction = optax.tree.norm(drift) / jnp.maximum(optax.tree.norm(params), aggregators.TINY)
         metrics = {"correction": (correction, jnp.ones_like(correction))}
-        return Server(net, drift, optax.tree.add_scale(server.pull, share, turn)), metrics
+        return Server(net, drift, optax.apply_updates(server.pull, optax.tree.scale(share, turn))), metrics
 
     def scored(sent):
         return sent.net if score == "server" else sent.net._replace(params=optax.tree.sub(sent.net.params, sent.drift))

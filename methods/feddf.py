@@ -37,7 +37,7 @@ import optax
 
 from fedjax_core.algorithm import Algorithm, ClientData, ClientOutput, Examples, Net, Reduce
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, Positive, check_arguments
-from fedjax_core.task import Task
+from fedjax_core.task import Task, require_class_logits
 from fedjax_core.training import aggregators, local_training
 
 
@@ -80,12 +80,13 @@ def feddf(
       The algorithm; a client keeps nothing and sends its model's delta.
 
     Raises:
-      ValueError: there are no public examples, several architectures are frozen in part, or an
-        argument is out of range.
+      ValueError: there are no public examples, logits are of episodes, several architectures are
+        frozen in part, or an argument is out of range.
     """
     check_arguments(feddf, server_epochs=server_epochs, server_batch=server_batch, server_lr=server_lr, temperature=temperature)
     if not jax.tree.leaves(task.public):
         raise ValueError("task.public=(): feddf needs public examples; name a set by config.public, such as public='svhn'")
+    require_class_logits(task, "feddf")
     if len(task.peers) > 1 and task.frozen != ():
         raise ValueError("feddf: several architectures need weights=None, train='all' and no adapter")
     model, x = task.model, task.public[0]

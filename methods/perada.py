@@ -37,7 +37,7 @@ import optax
 from fedjax_core import registry
 from fedjax_core.algorithm import PER_ROW, Algorithm, ClientData, Examples
 from fedjax_core.option_types import AtLeastOne, AtLeastZero, NonNegative, Positive, check_arguments
-from fedjax_core.task import Task
+from fedjax_core.task import Task, require_class_logits
 from fedjax_core.training import aggregators, local_training
 from methods.ditto import with_personal_model
 from methods.fedavg import fedavg
@@ -100,14 +100,16 @@ def perada(
       The algorithm; a client keeps its personal adapter and sends the delta of the server's.
 
     Raises:
-      ValueError: an argument is out of range, there are no public examples to distil on, or (when
-        built into a round) the server has no batch statistics to distil with.
+      ValueError: an argument is out of range, there are no public examples to distil on, logits
+        are of episodes, or (when built into a round) the server has no batch statistics to distil with.
     """
     reading = VARIANTS[registry.check_choice("variant", variant, VARIANTS)]
     kd = registry.replace_options("distil", Distillation(), distil)
     check_arguments(perada, lam=lam)
     if kd.on and not jax.tree.leaves(task.public):
         raise ValueError("distil.on=True needs public examples, task.public is empty; name a set in config.public")
+    if kd.on:
+        require_class_logits(task, "perada with distil.on=True")
     model, pull = task.model, 0.0 if variant == "released" else 2 * lam
     loss = local_training.supervised_loss(task)
 

@@ -75,7 +75,7 @@ def qfedavg(
         is_lost = (h < aggregators.TINY) & jnp.any(cohort.examples > 0)  # all F_k^q are 0 in float32
         scale = jnp.where(is_lost, jnp.nan, 1 / jnp.maximum(h, aggregators.TINY))
         params = optax.tree.scale(scale, step.params)  # -sum Delta_k / sum h_k
-        return optax.tree.add(server, step._replace(params=params)), {}
+        return optax.apply_updates(server, step._replace(params=params)), {}
 
     return Algorithm(
         model.init,

@@ -85,7 +85,7 @@ def scaffold(
         share = jnp.sum(cohort.examples > 0) / task.population  # |S| / N
         params = optax.tree.add_scale(server.net.params, server_lr, dy.params)
         net = Net(params, optax.tree.add(server.net.stats, dy.stats))
-        return Server(net, optax.tree.add_scale(server.c, share, dc)), {}
+        return Server(net, optax.apply_updates(server.c, optax.tree.scale(share, dc))), {}
 
     return Algorithm(
         server_init,

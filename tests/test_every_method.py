@@ -2,12 +2,14 @@
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from absl.testing import parameterized
 
 from fedjax_core import testing
+from fedjax_core.algorithm import find_nets
 from fedjax_core.engine import simulator
 from fedjax_core.testing import case, method_contract
 from fedjax_core.training import local_training
@@ -93,3 +95,18 @@ def test_an_optimizer_may_be_the_same_one_in_all_rounds():
         sim = toy.simulate("fedavg", optimizer=optimizer)
         states.append(jax.device_get(sim.run_rounds(sim.init(0), 1)[0].server))
     chex.assert_trees_all_equal(*states)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedcm", "feddc", "qfedavg", "afl"])  # steps by a number that is computed
+def test_a_network_of_bfloat16_keeps_its_type(name):
+    """A round is traced, which raises where a state comes back in another type."""
+
+    def narrow(model):
+        cast = lambda net: net._replace(params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), net.params))
+        return model._replace(init=lambda key: cast(model.init(key)))
+
+    task = lambda *arguments, **options: toy.task(*arguments, **options).wrap_model(narrow)
+    compiled = case.Case(toy.METHODS[name], task=task).simulate().compiled
+    state = jax.eval_shape(compiled.programs.init_state, compiled.spec.host_arrays, jax.random.key_data(jax.random.key(0)))
+    after, _ = jax.eval_shape(compiled.programs.run_resident_rounds, compiled.spec.abstract_arrays, state, np.int32(1))
+    assert {leaf.dtype for net in find_nets(after.server) for leaf in jax.tree.leaves(net.params)} == {jnp.dtype(jnp.bfloat16)}

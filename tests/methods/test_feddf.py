@@ -122,6 +122,10 @@ class FedDFTest(chex.TestCase):
             "statistics='local' needs an uplink with at most one network, this method's has 2",
         ),
         ({"train": "head"}, "feddf: several architectures need weights=None, train='all' and no adapter"),
+        (
+            {"models": ("mlp(widths=(4,))",), "task": "episodes(way=2, shot=1, query=1)", "evaluation.scopes": ("global",)},
+            "feddf exchanges mean logits of classes, which a prototypical network does not have",
+        ),
         ({"compression.uplink": "top_k(fraction=0.1)"}, r"part \[0\] of the uplink of feddf is neither"),
         ({"aggregation.rule": "median"}, r"part \[0\] of the uplink of feddf is neither"),
     )

@@ -121,3 +121,9 @@ class PerAdaTest(chex.TestCase):
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):
             perada(toy.task(), optimizer=local_training.sgd(0.1), **arguments)
+
+    def test_logits_of_episodes_are_not_distilled(self):
+        task = toy.task_with_public().wrap_model(lambda model: model._replace(is_episodic=True))
+        perada(task, optimizer=local_training.sgd(0.1))
+        with self.assertRaisesRegex(ValueError, "^perada with distil.on=True exchanges mean logits of classes"):
+            perada(task, optimizer=local_training.sgd(0.1), distil={"on": True})
