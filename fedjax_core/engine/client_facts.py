@@ -61,9 +61,15 @@ def _warn_of_same_draws(spec: SimulationSpec, given: str) -> None:
     if type(sampler).__module__.startswith("fedjax_core.") or sampler.size >= spec.population:
         return
     key = stream_key(jax.random.key_data(jax.random.key(0)), "cohort")
-    facts = [make_client_facts(spec, spec.host_arrays, jnp.int32(r), None) for r in range(3)]
+    arrays = spec.host_arrays
+
+    @jax.jit  # traced, as in rounds: what NumPy draws is the same in all
+    def draw(size: Array, participation: PyTree, round_num: Array) -> Array:
+        facts = make_client_facts(spec, arrays._replace(size=size, participation=participation), round_num, None)
+        return sampler.draw(key, round_num, facts, ())
+
     try:
-        drawn = [np.sort(sampler.draw(key, jnp.int32(r), of_round, ())) for r, of_round in enumerate(facts)]
+        drawn = [np.sort(draw(arrays.size, arrays.participation, jnp.int32(r))) for r in range(3)]
     except Exception:  # rounds say what is wrong
         return
     if all(np.array_equal(drawn[0], ids) for ids in drawn[1:]):

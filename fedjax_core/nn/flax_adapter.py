@@ -14,7 +14,7 @@ import inspect
 import logging
 import re
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as linen
@@ -37,6 +37,7 @@ TRAIN_FLAG = re.compile(  # also of other libraries
 log = logging.getLogger("fedjax_core")
 IN_HEAD = "but a head is given features alone: move that to the end of body"
 DRAWS_IN_HEAD = f"draws random numbers or moves batch statistics in its head, {IN_HEAD}"
+DRAWS_ALWAYS = "draws random numbers without a key, as in evaluation: draw where train=True"
 FROZEN = "moves batch statistics, which are frozen: its normalization must be Flax's BatchNorm without use_running_average"
 
 
@@ -335,7 +336,7 @@ def _warn_of_outputs_and_weights(model: Model, kind: type, example: jax.ShapeDty
     names.add(model.name)
     if end := _find_end(jaxpr):
         log.warning("model %r ends in a %s: losses and scores take logits, which are its inputs", model.name, end)
-    if not _reads_inputs(init.jaxpr) and not _is_constant(model):
+    if not _reads_inputs(init.jaxpr, init.jaxpr.invars) and not _is_constant(model):
         log.warning(
             "model %r begins with the same weights for every seed; if they should differ, draw them from the rngs= that its "
             "constructor may take",
@@ -352,13 +353,27 @@ def _is_constant(model: Model) -> bool:
     return all(np.ptp(leaf) == 0 for leaf in map(np.asarray, jax.tree.leaves(model.init(jax.random.key(0)).params)) if leaf.size)
 
 
-def _reads_inputs(jaxpr: Any) -> bool:
-    """Returns whether any output of a jaxpr depends on its inputs."""
-    reached = set(jaxpr.invars)
+def _reads_inputs(jaxpr: Any, inputs: Sequence[Any]) -> bool:
+    """Returns whether any output of a jaxpr depends on these of its inputs, where every part reads all that it is given."""
+    reached = set(inputs)
     for equation in jaxpr.eqns:
         if any(variable in reached for variable in equation.invars if not hasattr(variable, "val")):  # literals have one
             reached.update(equation.outvars)
     return any(variable in reached for variable in jaxpr.outvars if not hasattr(variable, "val"))
+
+
+def _draws(init: Callable, evaluate: Callable, example: jax.ShapeDtypeStruct) -> bool:
+    """Returns whether an evaluation, (net, x, key) -> outputs, depends on its key; nothing is computed where no output reads it."""
+    x = jnp.ones((2, *example.shape[1:]), example.dtype)
+    try:
+        jaxpr = jax.make_jaxpr(evaluate)(jax.eval_shape(init, jax.random.key(0)), x, jax.random.key(0)).jaxpr
+        if not _reads_inputs(jaxpr, jaxpr.invars[-1:]):
+            return False
+        net = jax.jit(init)(jax.random.key(0))  # a part such as nnx.remat reads its streams, and may not draw from them
+        one, other = (np.asarray(jax.jit(evaluate)(net, x, jax.random.key(seed))) for seed in (0, 1))
+    except Exception:  # somebody else's code, which may be called in another way
+        return False
+    return not np.array_equal(one, other, equal_nan=True)
 
 
 def _find_end(jaxpr: Any) -> str:
@@ -439,6 +454,8 @@ def _build_nnx(
         module.eval()
         return module(x, **_select_arguments(type(abstract).__call__, train=False, mask=None, key=None))
 
+    if jax.tree.leaves(streams) and _draws(init, lambda net, x, key: run(net, x, key, False, None)[0], example):
+        raise ValueError(f"model {name!r} {DRAWS_ALWAYS}")
     if has_parts and _has_own_call(type(abstract)):
         _compare_with_call(
             name, type(abstract), init, lambda net, x: head(net, run(net, x, None, False, None)[0]), call_alone, example
@@ -515,8 +532,7 @@ def _build_linen(module: linen.Module, name: str, example: jax.ShapeDtypeStruct,
         try:
             return run_drawing(net, x, key, train, mask)
         except errors.InvalidRngError as error:
-            what = f"model {name!r} draws random numbers without a key, as in evaluation: draw where train=True"
-            raise ValueError(what) from error
+            raise ValueError(f"model {name!r} {DRAWS_ALWAYS}") from error
 
     def run_drawing(net, x, key, train, mask):
         rngs = {} if key is None else {"dropout": key, "params": jax.random.fold_in(key, 1)}  # "params" is for all other names

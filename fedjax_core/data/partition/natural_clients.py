@@ -79,7 +79,7 @@ def natural(
         return _rows_of(ids, chosen), None
     test_ids = check_labels(test_ids, 1, "id")
     if len(only := np.setdiff1d(test_ids, present)):
-        what = "%d natural clients have test examples only, %d of all %d; they are left out"
+        what = "%d natural clients have test examples only, %d of all %d, which only scores on the whole test set count"
         log.warning(what, len(only), np.isin(test_ids, only).sum(), len(test_ids))
     return _rows_of(ids, chosen), _rows_of(test_ids, chosen)
 

@@ -14,7 +14,6 @@ from fedjax_core.data.row_readers import locate_in_file
 
 CHANNELS = (1, 3, 4)  # of images
 UNNAMED = 1000  # classes that there may be without names, however many of them are missing
-RECODE = "np.unique({}, return_inverse=True) has the names and the integers"
 EXACT_INTEGER = 2**24  # up to which float32 has every integer
 BLOCK = 2**24  # numbers that are looked at at once
 log = logging.getLogger("fedjax_core")
@@ -319,12 +318,19 @@ def _check_integers(what: str, values: Any) -> np.ndarray:
     if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
         hint = "; other targets are named by targets='labels', 'numbers' or 'tokens'" if what.endswith("_y") else ""
         if values.ndim == 1 and values.dtype.kind in "USO":
-            hint = f"; of texts, {RECODE.format(what)}, and from_table takes them"
+            hint = f"; of texts, {_advise_recoding(what)}, and from_table takes them"
         raise ValueError(f"{what} has shape {values.shape} and type {values.dtype}: must be integers of shape [n]{hint}.")
     if len(values) and (values.min() < 0 or values.max() > np.iinfo(np.int32).max):
         limits = f"{what} has values from {values.min()} to {values.max()}: must be >= 0 and fit 32 bits"
-        raise ValueError(f"{limits}; of others, {RECODE.format(what)}, and from_table takes them.")
+        raise ValueError(f"{limits}; of others, {_advise_recoding(what)}, and from_table takes them.")
     return values.astype(np.int32)
+
+
+def _advise_recoding(what: str) -> str:
+    """Returns how values become integers, by one code for the training and the test set."""
+    part, column = what.split("_", 1)
+    both = what if part not in ("train", "test") else f"np.concatenate([train_{column}, test_{column}])"
+    return f"np.unique({both}, return_inverse=True) has the names and the integers"
 
 
 def _check_truths(what: str, values: Any) -> np.ndarray:
@@ -394,7 +400,7 @@ def _check_names(what: str, names: Sequence[str] | None, columns: dict[str, Any]
         if is_code(largest, different):
             raise ValueError(
                 f"{column} has the value {largest}, and all columns together {different} different ones: must count from 0 without "
-                f"large gaps; {RECODE.format(column)}; or pass {what}, {largest + 1} of them."
+                f"large gaps; {_advise_recoding(column)}; or pass {what}, {largest + 1} of them."
             )
         return tuple(str(i) for i in range(max(top.values()) + 1))
     for column, largest in top.items():

@@ -111,7 +111,7 @@ def _read_part(columns: dict[str, np.ndarray], prefix: str, channels: int, size:
     if "labels" not in held:
         raise ValueError(f"has no `{prefix}labels`, but: {', '.join(columns)}.")
     if not np.issubdtype(held["labels"].dtype, np.integer):
-        wanted = "must be classes, integers, such as np.unique(labels, return_inverse=True) makes of texts"
+        wanted = "must be classes, integers, such as np.unique(labels, return_inverse=True) makes of all texts together"
         others = "other targets need csv, parquet or a source of your own with from_arrays(..., targets=)"
         raise ValueError(f"`{prefix}labels` has type {held['labels'].dtype}: {wanted}; {others}.")
     count = len(held["labels"])

@@ -440,6 +440,27 @@ def test_random_streams_of_all_names_are_given_in_training():
         apply_once(lambda: Noisy(always=True))
 
 
+class NoisyNNX(Plain):
+    """Draws noise; with `part` inside another part, as nnx.remat makes one."""
+
+    def __init__(self, classes: int, input_shape: tuple[int, ...], *, always: bool = True, part: bool = False, rngs: nnx.Rngs):
+        super().__init__(classes, input_shape, rngs=rngs)
+        self.always, self.part, self.streams = always, part, rngs
+
+    def __call__(self, x, train=False):
+        noise = jax.random.normal(self.streams.noise(), x.shape) if train or self.always else 0.0
+        run = nnx.remat(lambda module, x: module.last(module.drop(module.first(x)))) if self.part else Plain.__call__
+        return run(self, x + noise)
+
+
+@pytest.mark.parametrize("part", [False, True], ids=["alone", "remat"])
+def test_noise_of_nnx_streams_is_refused_in_evaluation(part):
+    build = lambda always: lambda rngs: NoisyNNX(3, (4,), always=always, part=part, rngs=rngs)
+    apply_once(build(always=False), key=jax.random.key(1), train=True)
+    with pytest.raises(ValueError, match="'mine' draws random numbers without a key, as in evaluation: draw where train=True"):
+        apply_once(build(always=True))
+
+
 @pytest.mark.parametrize("kind", [Plain, OfLinen], ids=["nnx", "linen"])
 def test_flags_without_names_are_refused(kind):
     with_call = lambda call: type("Flagged", (kind,), {"__call__": call})

@@ -60,4 +60,4 @@ def test_clients_with_test_examples_alone_are_named(caplog):
     train, test = partition.natural(np.array([3, 7, 3]), None, 0, np.array([7, 9, 9, 3, 5]))
     assert [part.tolist() for part in train] == [[0, 2], [1]]
     assert [part.tolist() for part in test] == [[3], [0]]
-    assert "2 natural clients have test examples only, 3 of all 5; they are left out" in caplog.text
+    assert "2 natural clients have test examples only, 3 of all 5, which only scores on the whole test set count" in caplog.text

@@ -214,7 +214,11 @@ class Pairs:
         ),
         (np.array([np.zeros((8, 8)), np.zeros((9, 9))] * 3, object), np.arange(6) % 2, "train_x has examples of different shapes"),
         (Sparse(), np.arange(6) % 2, r"train_x is a sparse matrix: must be an array, such as train_x.toarray\(\)"),
-        (np.zeros((6, 2)), np.array(["no", "yes"] * 3), r"of texts, np.unique\(train_y, return_inverse=True\) has the names"),
+        (
+            np.zeros((6, 2)),
+            np.array(["no", "yes"] * 3),
+            r"of texts, np.unique\(np.concatenate\(\[train_y, test_y\]\), return_inverse=True\) has the names",
+        ),
     ],
 )
 def test_what_helps_is_said(x, y, said):
