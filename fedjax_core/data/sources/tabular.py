@@ -132,6 +132,9 @@ def _list_roles(
     inputs, outputs, one_hot = map(table_columns.list_columns, (x, y, categorical))
     if not inputs:
         raise ValueError(f"x={x!r}: must be a column, or several columns of numbers.")
+    for field, columns in (("x", inputs), ("y", outputs)):
+        if repeated := [column for i, column in enumerate(columns) if column in columns[:i]]:
+            raise ValueError(f"{field} has the column {repeated[0]!r} twice.")
     if targets == "classes" and len(outputs) != 1:
         raise ValueError(f"y={y!r}: classes are in one column; of several columns targets are 'labels' or 'numbers'.")
     if targets in ("classes", "labels") and (both := [column for column in outputs if column in inputs]):

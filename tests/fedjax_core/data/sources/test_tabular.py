@@ -139,6 +139,8 @@ GOOD: dict[str, Any] = {"x": [[1, 2], [3, 4]], "y": ["a", "b"], "z": [1.0, 2.0]}
         ({}, {"class_names": ("a", "c")}, "column 'y' has 'b', which has no name among a, c"),
         ({}, {"class_names": ("a", "b", "b")}, "class_names has 'b' more than once"),
         ({}, {"x": []}, r"x=\[\]: must be a column, or several"),
+        ({}, {"x": ["z", "z"]}, "x has the column 'z' twice"),
+        ({}, {"y": ["y", "y"], "targets": "labels"}, "y has the column 'y' twice"),
         ({"y": [["a"], ["b", None]]}, {"targets": "labels"}, "train: row 1 of column 'y' has the label None: must be a text"),
         ({"y": ["a"]}, {}, r"train: columns have 2 \(x\), 1 \(y\) rows"),
         ({}, {"test": None}, "test_fraction=None with no test table: give one of them"),
