@@ -167,7 +167,7 @@ def check_feddyn(resolved: ResolvedConfig, data: FederatedData, participation: f
     memory = min(rounds, 1 / (participation * forgotten)) if forgotten > 0 else rounds
     remembered = f"about {memory:.0f} rounds" if memory < rounds else "all rounds"
     at_the_end = "" if least == rate else f" once the rate is {least:.2g}"
-    what = f"FedDyn's states remember {remembered}{at_the_end} and the server steps by 1 / alpha; it may stall or diverge"
+    what = f"the clients' states remember {remembered}{at_the_end} and the server steps by 1 / alpha; it may stall or diverge"
     better = "; method.score='active_mean' scores the mean of a round's models" if method.name != "fedspeed" else ""
     return [f"method.alpha={alpha:g}: {what}; {range_}{better}"]
 

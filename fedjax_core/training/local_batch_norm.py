@@ -34,7 +34,7 @@ def with_local_statistics(build: Callable[[Task], Algorithm]) -> Callable[[Task]
     Client states become (the method's own, statistics). A predictor "global" becomes "personal",
     the server's parameters with the client's statistics; a method that has a "personal" one keeps
     that and loses "global". Raises ValueError (when built into a round) if the uplink has several
-    networks, or what is sent has several in one Net.
+    networks, or what is sent has several in one Net or is of another architecture.
     """
     return map_built(build, _keep_statistics)
 
@@ -46,7 +46,8 @@ def _keep_statistics(inner: Algorithm, task: Task) -> Algorithm:
         own = shapes(jax.eval_shape(task.model.init, key).stats)
         sent = jax.eval_shape(inner.broadcast, server, 0)
         if any(len(held) == len(own) and held != own for held in map(shapes, _stats(sent))):
-            raise ValueError("statistics='local' needs networks that are sent one by one, this method sends several in one Net")
+            what = "this method sends several in one Net, or one of another architecture"
+            raise ValueError(f"statistics='local' needs sent networks to have the statistics of the client's own: {what}")
         return _with_stats(server, ())
 
     def client_init(key, server, client_id):

@@ -199,7 +199,9 @@ class LocalStatisticsTest(chex.TestCase):
     @parameterized.parameters("ifca", "fedfomo")
     def test_stacked_networks_are_refused(self, name):
         algorithm, key = with_local_statistics(functools.partial(toy.METHODS[name], optimizer=SGD))(toy.task()), jax.random.key(0)
-        with self.assertRaisesRegex(ValueError, "statistics='local' needs networks that are sent one by one"):
+        with self.assertRaisesRegex(
+            ValueError, "statistics='local' needs sent networks to have the statistics of the client's own"
+        ):
             server = jax.eval_shape(algorithm.server_init, key)
             client = jax.eval_shape(lambda server: algorithm.client_init(key, server, 0), server)
             sent = jax.eval_shape(lambda server: algorithm.broadcast(server, 0), server)
