@@ -17,6 +17,9 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from fedjax_core.commands.tables.results import is_over
+from fedjax_core.storage.json_files import read_json
+
 OF_TRIALS = ("config.json", "environment.json", "run.json", "summary.json", "metrics.jsonl", "diverged.txt")
 KEPT = (*OF_TRIALS, "clients.csv", "clients_selected.csv", "analysis.json")
 
@@ -29,7 +32,7 @@ def list_files(table: Path) -> Iterator[tuple[Path, bytes]]:
     for name in KEPT:  # files of one kind together, for the compression
         for file in sorted(table.glob(f"runs/*/{name}")):
             run = file.parent
-            if not (run / "summary.json").exists() and not (run / "diverged.txt").exists():
+            if not (run / "diverged.txt").exists() and not is_over(run, read_json(run / "config.json")["rounds"]):
                 continue
             is_trial = not any(run.glob("checkpoints/*"))
             if is_trial and name not in OF_TRIALS:

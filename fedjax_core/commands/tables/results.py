@@ -193,16 +193,21 @@ class Contents:
 
 
 def is_finished(folder: Path, cell: Cell) -> bool:
-    """Returns whether the run of a cell is finished in a folder.
+    """Returns whether the run of a cell is finished in a folder."""
+    return is_over(cell.workdir(folder), cell.config.rounds)
 
-    A run that an error ended after its last round is not: its summary lacks the facts of a run's
+
+def is_over(workdir: Path, rounds: int) -> bool:
+    """Returns whether a run of so many rounds is finished.
+
+    One that an error ended after its last round is not: its summary lacks the facts of a run's
     end, and the next command resumes it.
     """
-    summary = cell.workdir(folder) / reporter.SUMMARY
+    summary = workdir / reporter.SUMMARY
     if not summary.exists():
         return False
     ended = read_json(summary, _SUMMARY_FORM)
-    return reporter.ENDED in ended["facts"] and (ended["rounds"] == cell.config.rounds or "ended" in ended["facts"])
+    return reporter.ENDED in ended["facts"] and (ended["rounds"] == rounds or "ended" in ended["facts"])
 
 
 def read_result(table: Definition, folder: Path, cell: Cell, data: FederatedData | None = None) -> Result:
