@@ -29,13 +29,12 @@ def list_files(table: Path) -> Iterator[tuple[Path, bytes]]:
 
     A run is a trial if the table's search began it and deleted its checkpoints.
     """
+    configs = sorted(table.glob("runs/*/config.json"))
+    runs = [c.parent for c in configs if c.with_name("diverged.txt").exists() or is_over(c.parent, read_json(c)["rounds"])]
     for name in KEPT:  # files of one kind together, for the compression
-        for file in sorted(table.glob(f"runs/*/{name}")):
-            run = file.parent
-            if not (run / "diverged.txt").exists() and not is_over(run, read_json(run / "config.json")["rounds"]):
-                continue
-            is_trial = not any(run.glob("checkpoints/*"))
-            if is_trial and name not in OF_TRIALS:
+        for run in runs:
+            file, is_trial = run / name, not any(run.glob("checkpoints/*"))
+            if not file.exists() or (is_trial and name not in OF_TRIALS):
                 continue
             content = file.read_bytes()
             if is_trial and name == "metrics.jsonl":
